@@ -9,6 +9,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
 import numpy as np
 
@@ -48,6 +49,7 @@ DEFAULT_THRESHOLDS = GuardThresholds()
 # Style markers and speaker tags may be silent or a long laugh: they raise the maximum duration only.
 MARKER = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|<\|[^|]*\|>")
 MARKER_SECONDS = 3.0
+MAX_STORED_CHARACTERS = 8192  # of all texts so far; Unicode has a hundred times as many
 EDGE_SECONDS = 0.25  # attack and release of a turn, whatever its length
 
 
@@ -61,7 +63,7 @@ class DurationBounds:
 
 def reading_seconds(text: str, thresholds: GuardThresholds = DEFAULT_THRESHOLDS) -> float:
     """Return the time to read the letters and digits of a text at an ordinary rate, without pauses."""
-    return sum(_character_seconds(character, thresholds) for character in text)
+    return sum(map(_seconds_by_character(thresholds).__getitem__, text))
 
 
 def duration_bounds(text: str, thresholds: GuardThresholds = DEFAULT_THRESHOLDS) -> DurationBounds:
@@ -149,6 +151,24 @@ def check_speech(
     guard = SpeechGuard(sample_rate, text, thresholds)
     guard.feed(samples)
     return guard.finish()
+
+
+class _SecondsByCharacter(dict[str, float]):
+    """Reading time of each character, computed at its first use."""
+
+    def __init__(self, thresholds: GuardThresholds) -> None:
+        self._thresholds = thresholds
+
+    def __missing__(self, character: str) -> float:
+        seconds = _character_seconds(character, self._thresholds)
+        if len(self) < MAX_STORED_CHARACTERS:
+            self[character] = seconds
+        return seconds
+
+
+@cache
+def _seconds_by_character(thresholds: GuardThresholds) -> _SecondsByCharacter:
+    return _SecondsByCharacter(thresholds)
 
 
 def _character_seconds(character: str, thresholds: GuardThresholds) -> float:

@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 
 import numpy as np
@@ -12,7 +12,7 @@ from shoal.audio.guard import shortest_seconds
 from shoal.audio.tempo import check_tempo
 from shoal.checkpoint.format.directory import ModelDescription
 from shoal.checkpoint.format.profile import Alignment
-from shoal.checkpoint.format.text_rules import checkpoint_text_rules
+from shoal.checkpoint.format.text_rules import checkpoint_text_rules, reads_phonemes
 from shoal.engine.output.turn_repair import divide_text
 from shoal.engine.output.word_times import WordPlan, WordTimes
 from shoal.engine.scheduling.sequence import Tokens
@@ -23,7 +23,8 @@ from shoal.speech import Sampling, SamplingParams, SpeechRequest, SpokenTurn
 from shoal.text.lexicon import Lexicon
 from shoal.text.markup.ssml import is_ssml
 from shoal.text.plan import TextPlan, TurnText, plan_text, word_reading
-from shoal.text.prompt import PROMPT_BUILDERS, Grid, GridBuilder, PromptBuilder, join
+from shoal.text.prompt import PROMPT_BUILDERS, Grid, GridBuilder, PromptBuilder, Reference, join
+from shoal.text.tokenizer import Tokenizer
 from shoal.text.words import match_words, spoken_words, written_words
 from shoal.voices.voice import Voice
 
@@ -105,9 +106,8 @@ def plan_turns(plan: TextPlan, voices: Voices, checkpoint: ModelDescription, *, 
     With `words` each turn has the tokens of its words.
     """
     prompts = prompt_builder(checkpoint)
-    # Shared by all turns: a voice is a hundred times as long as a short sentence.
-    references = {name: () if voice is None else voice.references for name, voice in voices.items()}
-    prefixes = {name: _tokens(prompts.prefix(each)) for name, each in references.items()}
+    references = {name: () if voice is None else tuple(voice.references) for name, voice in voices.items()}
+    prefixes = {name: _prefix(prompts, each) for name, each in references.items()}
     return [_turn(each, voices, prefixes, prompts, checkpoint, words=words) for each in plan.turns]
 
 
@@ -160,10 +160,21 @@ def _context_grid(prompts: PromptBuilder, context: Sequence[SpokenTurn]) -> Grid
 
 def prompt_builder(checkpoint: ModelDescription) -> PromptBuilder:
     config = checkpoint.model.config
-    tokens = GridBuilder(
-        checkpoint.tokenizer, config.num_codebooks, phonemes=checkpoint_text_rules(checkpoint).phonemes
-    )
-    return PROMPT_BUILDERS[config.family.prompt_format](tokens)
+    phonemes = reads_phonemes(checkpoint.tokenizer, phonemes=config.family.phonemes)
+    return _prompt_builder(checkpoint.tokenizer, config.num_codebooks, config.family.prompt_format, phonemes=phonemes)
+
+
+@lru_cache(maxsize=8)  # keeps the tokens of fixed parts of prompts
+def _prompt_builder(tokenizer: Tokenizer, codebooks: int, prompt_format: str, *, phonemes: bool) -> PromptBuilder:
+    return PROMPT_BUILDERS[prompt_format](GridBuilder(tokenizer, codebooks, phonemes=phonemes))
+
+
+@lru_cache(maxsize=64)  # a voice is a hundred times as long as a short sentence
+def _prefix(prompts: PromptBuilder, references: tuple[Reference, ...]) -> Tokens:
+    """Return the prefix of all turns of a voice; it is shared by requests, and so cannot be written."""
+    tokens = _tokens(prompts.prefix(references))
+    tokens.flags.writeable = False
+    return tokens
 
 
 def _turn(
@@ -180,10 +191,11 @@ def _turn(
     pace = 1.0 if voice is None else voice.pace
     tokenize = partial(_turn, voices=voices, prefixes=prefixes, prompts=prompts, checkpoint=checkpoint, words=words)
     divide = partial(_divide, turn, pace, tokenize)
+    continuation = _tokens(prompts.next_turn(turn.text))
     return Turn(
         turn.text,
-        _tokens(prompts.first_turn(turn.text)),
-        _tokens(prompts.next_turn(turn.text)),
+        continuation[prompts.columns_before_first_turn :],
+        continuation,
         prefixes[turn.delivery.voice],
         min_frames=int(shortest_seconds(turn.text, profile.min_duration, pace) * codec.frame_rate),
         hold_frames=int(profile.hold_seconds * codec.frame_rate),

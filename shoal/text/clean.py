@@ -3,7 +3,7 @@
 import re
 
 from shoal.errors import TextError
-from shoal.text.tokenizer import SPEAKER_TAG, Tokenizer, check_unicode
+from shoal.text.tokenizer import Tokenizer, check_unicode, without_speaker_tags
 
 # The ranges that were removed in training; the models have seen other emoji.
 TRAINING_EMOJI = "\U0001f600-\U0001f64f\U0001f300-\U0001f5ff\U0001f680-\U0001f6ff\U0001f1e0-\U0001f1ff"
@@ -26,9 +26,10 @@ def clean_text(text: str) -> str:
 
     Unicode normalization forms are kept: S2's tokenizer composes by itself, and S1 was trained on both forms.
     """
-    text = UNSPOKEN.sub("", text.translate(QUOTES))
-    text = LOOSE_JOINERS.sub("", text)
-    return COMMAS.sub(",", text).strip()
+    if not (text.isascii() and text.isprintable()):
+        text = UNSPOKEN.sub("", text.translate(QUOTES))
+        text = LOOSE_JOINERS.sub("", text)
+    return (COMMAS.sub(",", text) if ",," in text else text).strip()
 
 
 def check_text(text: str, *, max_characters: int, tokenizer: Tokenizer | None = None) -> None:
@@ -44,7 +45,7 @@ def check_text(text: str, *, max_characters: int, tokenizer: Tokenizer | None = 
     if not text.strip():
         raise TextError("the text is empty or has only characters that cannot be spoken")
     check_unicode(text)
-    if not has_words(SPEAKER_TAG.sub("", text)):
+    if not has_words(without_speaker_tags(text)):
         raise TextError("the text has no letter or digit: there is nothing to speak")
     if tokenizer is not None:
         tokenizer.check_text(text)
@@ -62,4 +63,4 @@ def check_spoken_length(spoken: str, *, max_characters: int) -> None:
 
 def has_words(text: str) -> bool:
     """Return whether there is a letter or digit: models invent words for punctuation alone."""
-    return any(character.isalnum() for character in text)
+    return any(map(str.isalnum, text))

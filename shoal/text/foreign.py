@@ -95,10 +95,12 @@ def foreign_language(text: str) -> str | None:
     words = [match[0].replace("’", "'") for match, _ in zip(WORD.finditer(text), range(MAX_WORDS), strict=False)]
     if len(words) < MIN_WORDS:
         return None
-    counts = Counter(word.lower() for word in words)
+    counts = Counter(map(str.lower, words))
     # Capitalized words with accents are mostly names.
-    accented = sum(bool(ACCENTS.search(word)) and word[0].islower() for word in words)
-    english = sum(counts[word] for word in ENGLISH)
+    accented = 0 if text.isascii() else sum(bool(ACCENTS.search(word)) and word[0].islower() for word in words)
+    english = sum(count for word, count in counts.items() if word in ENGLISH)
+    if english > MAX_ENGLISH * (len(words) + accented):
+        return None  # no language can have enough evidence
     scores = {language: _evidence(counts, language, accented) for language in STRONG}
     best = max(scores, key=lambda language: scores[language])
     evidence = scores[best]

@@ -22,10 +22,11 @@ from shoal.text.normalize.languages import NORMALIZERS
 from shoal.text.phonemes import SPAN, without_spans
 from shoal.text.split import split_dialogue, split_sentences, split_text
 from shoal.text.style_tags import S1_TAG, S2_TAG, drop_style_tags
-from shoal.text.tokenizer import SPEAKER_TAG, refuse_control_tokens
+from shoal.text.tokenizer import SPEAKER_TAG, refuse_control_tokens, without_speaker_tags
 
 # Letters below which a sentence shares a turn with the next one: alone, a small model slurs "Yes." and "Stop!".
 SHORT_SENTENCE = 7
+NO_WORDS = Lexicon()
 # Tags that a model reads as such, and that normalization must not change.
 TAGS = re.compile(f"{SPAN.pattern}|{SPEAKER_TAG.pattern}")
 TAGS_AND_STYLES = re.compile(f"{TAGS.pattern}|{S1_TAG.pattern}|{S2_TAG.pattern}", re.IGNORECASE)
@@ -95,7 +96,7 @@ def plan_text(
     check_segments(segments)
     if rules.english_words and request.normalize:
         _check_language(segments, request.language)
-    spoken = list(_spoken(segments, request, rules, check, Lexicon(request.lexicon, lexicon)))
+    spoken = list(_spoken(segments, request, rules, check, _readings(request, lexicon)))
     check_spoken_length("".join(each.text for each in _passages(spoken)), max_characters=rules.max_characters)
     return _Planner(rules, request.chunk_bytes or rules.chunk_bytes).plan(spoken)
 
@@ -134,13 +135,13 @@ def _spoken(
             if not has_words(_words(segment.text, request, rules)):
                 continue
             check(without_spans(segment.text) if rules.phonemes else segment.text)
-            segment = replace(segment, text=_spoken_text(segment.text, lexicon, request, rules))
+            segment = Passage(_spoken_text(segment.text, lexicon, request, rules), segment.delivery)
         yield segment
 
 
 def word_reading(request: SpeechRequest, rules: TextRules, lexicon: Lexicon | None) -> Callable[[str], list[str]]:
     """Return the function that reads one word of a request alone, as words that the model reads."""
-    readings = Lexicon(request.lexicon, lexicon)
+    readings = _readings(request, lexicon)
 
     def read(word: str) -> list[str]:
         try:
@@ -151,9 +152,14 @@ def word_reading(request: SpeechRequest, rules: TextRules, lexicon: Lexicon | No
     return read
 
 
+def _readings(request: SpeechRequest, lexicon: Lexicon | None) -> Lexicon:
+    """Return the words of the request's lexicon, which have precedence, and those of `lexicon`."""
+    return Lexicon(request.lexicon, lexicon) if request.lexicon else lexicon or NO_WORDS
+
+
 def _words(text: str, request: SpeechRequest, rules: TextRules) -> str:
     """Return what may contain words: style tags do not, for a model that would not read them."""
-    text = SPEAKER_TAG.sub("", text)
+    text = without_speaker_tags(text)
     return drop_style_tags(text) if rules.english_words and request.normalize else text
 
 

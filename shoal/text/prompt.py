@@ -11,6 +11,7 @@ back; it is the first position of `next_turn`.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -47,12 +48,19 @@ class GridBuilder:
 
     def control(self, name: str, text: str = "") -> Grid:
         """Return one control token followed by trusted text."""
-        return self.ids([self.tokenizer.token_id(name), *self.tokenizer.encode(text)])
+        return self.ids(self.control_ids(name, text))
+
+    def control_ids(self, name: str, text: str = "") -> list[int]:
+        return [self.tokenizer.token_id(name), *self.tokenizer.encode(text)]
 
     def text(self, text: str) -> Grid:
+        return self.ids(self.text_ids(text))
+
+    def text_ids(self, text: str) -> list[int]:
+        """Return the ids of user text. Raises TextError for control tokens."""
         if self.phonemes and phonemes.START in text:
-            return self.ids([each for part in phonemes.TAG.split(self._checked(text)) for each in self._part(part)])
-        return self.ids(self.tokenizer.encode(self._checked(text), specials=self.specials))
+            return [each for part in phonemes.TAG.split(self._checked(text)) for each in self._part(part)]
+        return self.tokenizer.encode(self._checked(text), specials=self.specials)
 
     def text_spans(self, text: str) -> list[tuple[int, int]]:
         """Return the characters [begin, end) of `text` that each column of `text(text)` stands for."""
@@ -90,12 +98,19 @@ class GridBuilder:
 class PromptBuilder(Protocol):
     """Prompt format of a model family."""
 
+    def __hash__(self) -> int: ...
+
     @property
     def grid(self) -> GridBuilder: ...
 
     @property
     def columns_after_text(self) -> int:
         """Columns between the text of a turn and its first frame."""
+        ...
+
+    @property
+    def columns_before_first_turn(self) -> int:
+        """Columns at the beginning of `next_turn` that `first_turn` does not have; the others are the same."""
         ...
 
     def prompt(self, text: str, references: Sequence[Reference] = ()) -> Grid:
@@ -121,6 +136,7 @@ class InterleavePrompts:
 
     grid: GridBuilder
     columns_after_text = 0
+    columns_before_first_turn = 1
 
     def prompt(self, text: str, references: Sequence[Reference] = ()) -> Grid:
         return join([self.prefix(references), self.first_turn(text)])
@@ -132,14 +148,18 @@ class InterleavePrompts:
         return join(parts)
 
     def first_turn(self, text: str) -> Grid:
-        return join(self.speaker_text(text))
+        return self.grid.ids([*self._speaker, *self.grid.text_ids(text)])
 
     def next_turn(self, text: str) -> Grid:
-        return join([self.grid.control(STOP), *self.speaker_text(text)])
+        return self.grid.ids([self.grid.tokenizer.stop_id, *self._speaker, *self.grid.text_ids(text)])
 
     def speaker_text(self, text: str) -> list[Grid]:
+        return [self.grid.ids(self._speaker), self.grid.text(text)]
+
+    @cached_property
+    def _speaker(self) -> list[int]:
         # Single speaker: upstream numbers every reference and every text 0.
-        return [self.grid.text("<|speaker:0|>"), self.grid.text(text)]
+        return self.grid.text_ids("<|speaker:0|>")
 
 
 @dataclass(frozen=True)
@@ -147,18 +167,19 @@ class ChatPrompts:
     """S2 format: the system message holds the voices, each user message a turn, each assistant message its frames."""
 
     grid: GridBuilder
+    columns_before_first_turn = 0
 
     def prompt(self, text: str, references: Sequence[Reference] = ()) -> Grid:
         return join([self.prefix(references), self.first_turn(text)])
 
     def prefix(self, references: Sequence[Reference] = ()) -> Grid:
-        return join([*self.role("system"), *self.system_message(references)])
+        return join([self.grid.ids(self.role("system")), *self.system_message(references)])
 
     def first_turn(self, text: str) -> Grid:
         return self.next_turn(text)
 
     def next_turn(self, text: str) -> Grid:
-        return join([*self.end_of_message(), *self.user_message(text)])
+        return self.grid.ids([*self._before_text, *self.grid.text_ids(text), *self._after_text])
 
     def system_message(self, references: Sequence[Reference]) -> list[Grid]:
         if not references:
@@ -170,25 +191,23 @@ class ChatPrompts:
             *(self.grid.frames(reference.codes) for reference in references),
         ]
 
-    def user_message(self, text: str) -> list[Grid]:
-        return [
-            *self.role("user"),
-            self.grid.text(text),
-            *self._after_text(),
-        ]
-
     @property
     def columns_after_text(self) -> int:
-        return join(self._after_text()).shape[1]
+        return len(self._after_text)
 
-    def _after_text(self) -> list[Grid]:
-        return [*self.end_of_message(), *self.role("assistant"), self.grid.control("<|voice|>")]
+    @cached_property
+    def _before_text(self) -> list[int]:
+        return [*self.end_of_message(), *self.role("user")]
 
-    def role(self, name: str) -> list[Grid]:
-        return [self.grid.control("<|im_start|>", f"{name}\n")]
+    @cached_property
+    def _after_text(self) -> list[int]:
+        return [*self.end_of_message(), *self.role("assistant"), *self.grid.control_ids("<|voice|>")]
 
-    def end_of_message(self) -> list[Grid]:
-        return [self.grid.control(STOP, "\n")]
+    def role(self, name: str) -> list[int]:
+        return self.grid.control_ids("<|im_start|>", f"{name}\n")
+
+    def end_of_message(self) -> list[int]:
+        return self.grid.control_ids(STOP, "\n")
 
 
 # Prompt formats by name; a model family names the one it was trained with.

@@ -183,16 +183,18 @@ def breaks(text: str, start: int, end: int) -> Iterator[tuple[int, Break]]:
     """Yield every position between `start` and `end` where a cut is possible, with its kind."""
     after_whole = start
     for match in PLACE.finditer(text, start, end):
-        if match["whole"]:
+        if match.lastgroup == "whole":
             # A marker or a tag stays with the words after it.
-            after_whole = match.end() if match["whole"][-1] in ")]>" else start
-        elif match["space"] is None:
-            yield match.end(), Break.SENTENCE if match["wide_end"] else Break.CLAUSE
+            after_whole = match.end() if match[0][-1] in ")]>" else start
+        elif match.lastgroup != "space":
+            yield match.end(), Break.SENTENCE if match.lastgroup == "wide_end" else Break.CLAUSE
         elif match.start() != after_whole:
             yield match.end(), classify_space(text, start, match)
 
 
 def classify_space(text: str, start: int, space: re.Match[str]) -> Break:
+    if space[0] == " " and text[space.start() - 1].isalnum():
+        return Break.SPACE
     if space[0].count("\n") > 1:
         return Break.SENTENCE
     before = text[max(start, space.start() - LOOK_BACK) : space.start()]

@@ -18,4 +18,5 @@ S2_TAG = re.compile(r"(?<!\\)\[[^\[\]\n]{1,64}\]")
 
 def drop_style_tags(text: str) -> str:
     """Return the text without style tags: a model that was not trained with them would read them aloud."""
-    return S2_TAG.sub(" ", S1_TAG.sub(" ", text))
+    text = S1_TAG.sub(" ", text) if "(" in text else text
+    return S2_TAG.sub(" ", text) if "[" in text else text

@@ -45,6 +45,8 @@ SLICE_CHARACTERS = 400_000
 class Tokenizer(Protocol):
     """Vocabulary interface of the prompt builders. All ids are below `vocab_size`."""
 
+    def __hash__(self) -> int: ...
+
     @property
     def vocab_size(self) -> int: ...
 
@@ -81,8 +83,14 @@ class Tokenizer(Protocol):
         ...
 
 
+def without_speaker_tags(text: str) -> str:
+    return SPEAKER_TAG.sub("", text) if "<|" in text else text
+
+
 def refuse_control_tokens(text: str, spellings: Container[str]) -> None:
     """Raise TextError naming the first of the control tokens in `text`. Speaker tags are allowed."""
+    if "<|" not in text:
+        return
     for spelling in CONTROL_SPELLING.findall(text):
         if spelling in spellings and not SPEAKER_TAG.fullmatch(spelling):
             raise TextError(f"the text contains the control token {spelling}, which cannot be spoken; remove it")
@@ -128,12 +136,16 @@ class TiktokenTokenizer(ControlTokens):
 
     def encode(self, text: str, *, specials: bool = False) -> list[int]:
         check_unicode(text)
-        allowed = self.encoding.special_tokens_set if specials else set()
-        ids: list[int] = []
-        for start in range(0, len(text), SLICE_CHARACTERS):
-            part = text[start : start + SLICE_CHARACTERS]
-            ids += self.encoding.encode(part, allowed_special=allowed, disallowed_special=())
-        return ids
+        if len(text) <= SLICE_CHARACTERS:
+            return self._encode_slice(text, specials=specials)
+        starts = range(0, len(text), SLICE_CHARACTERS)
+        slices = (self._encode_slice(text[start : start + SLICE_CHARACTERS], specials=specials) for start in starts)
+        return [token for each in slices for token in each]
+
+    def _encode_slice(self, text: str, *, specials: bool) -> list[int]:
+        if not specials:
+            return self.encoding.encode_ordinary(text)  # `encode` would search the text for every control token
+        return self.encoding.encode(text, allowed_special=self.encoding.special_tokens_set, disallowed_special=())
 
     def spans(self, text: str, *, specials: bool = False) -> list[tuple[int, int]]:
         sizes = [len(each) for each in self.encoding.decode_tokens_bytes(self.encode(text, specials=specials))]

@@ -432,7 +432,9 @@ def test_turns_share_the_tokens_of_their_voice(tiny: Checkpoint, voice: Voice) -
     turns = build_turns("One thing. " * 50, voice, tiny, chunk_bytes=16)
     assert len(turns) > 40
     assert len({id(turn.prefix) for turn in turns}) == 1
-    assert all(turn.body.base is None for turn in turns)  # a view would keep the whole grid alive
+    # A view of a grid with the voice would keep it alive.
+    assert all(turn.continuation.base is None for turn in turns)
+    assert all(turn.body.base is turn.continuation for turn in turns)
     for turn in turns[:3]:
         expected = prompt_builder(tiny).prompt(turn.text, voice.references).T
         assert np.array_equal(turn.prompt, expected)

@@ -88,6 +88,14 @@ def test_a_tail_begins_with_the_stop_token_the_model_sampled(prompts: PromptBuil
     assert not tail[1:].any()
 
 
+@both_formats
+@settings(deadline=None)
+@given(text=WORDS)
+def test_a_first_turn_is_the_end_of_a_next_turn(prompts: PromptBuilder, text: str) -> None:
+    tail = prompts.next_turn(text)[:, prompts.columns_before_first_turn :]
+    np.testing.assert_array_equal(prompts.first_turn(text), tail)
+
+
 def test_an_earlier_batch_of_s1_reads_like_a_reference() -> None:
     codes = np.arange(30, dtype=np.int32).reshape(CODEBOOKS, 3)
     as_batch = build_prompt(S1, ["One.", "Two."], generated=[codes])

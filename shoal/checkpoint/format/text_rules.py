@@ -1,20 +1,22 @@
 """Rules by which a model's texts are read and split, from its profile, family and vocabulary; no weights are read."""
 
-from functools import cache
+from functools import cache, lru_cache
 
 from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
 from shoal.checkpoint.format.directory import ModelDescription, read_model_config, read_tokenizer
 from shoal.checkpoint.format.profile import ModelProfile, default_profile, read_profile
 from shoal.errors import CheckpointError
 from shoal.model.family import Family
-from shoal.text import phonemes
+from shoal.text.phonemes import END, START
 from shoal.text.plan import TextRules
 from shoal.text.tokenizer import Tokenizer
 
 
 def checkpoint_text_rules(checkpoint: ModelDescription) -> TextRules:
     family = checkpoint.model.config.family
-    return _rules(checkpoint.profile, family, reads_phonemes=_reads_phonemes(family, checkpoint.tokenizer))
+    return _rules(
+        checkpoint.profile, family, reads_phonemes=reads_phonemes(checkpoint.tokenizer, phonemes=family.phonemes)
+    )
 
 
 def model_text_rules(name: str) -> TextRules:
@@ -27,7 +29,9 @@ def model_text_rules(name: str) -> TextRules:
     directory = find_directory(name)
     tokenizer = read_tokenizer(directory)
     family = read_model_config(directory, tokenizer).family
-    return _rules(read_profile(directory, family), family, reads_phonemes=_reads_phonemes(family, tokenizer))
+    return _rules(
+        read_profile(directory, family), family, reads_phonemes=reads_phonemes(tokenizer, phonemes=family.phonemes)
+    )
 
 
 def _rules(profile: ModelProfile, family: Family, *, reads_phonemes: bool) -> TextRules:
@@ -48,9 +52,10 @@ def _control_tokens(family: Family) -> frozenset[str]:
     return frozenset(family.special_tokens(codes=0))
 
 
-def _reads_phonemes(family: Family, tokenizer: Tokenizer) -> bool:
-    """Return whether the model was trained on phoneme tags and its vocabulary has them."""
+@lru_cache(maxsize=8)  # asked for every request
+def reads_phonemes(tokenizer: Tokenizer, *, phonemes: bool) -> bool:
+    """Return whether a vocabulary has the phoneme tags; `phonemes`: the model's family was trained on them."""
     try:
-        return family.phonemes and all(tokenizer.token_id(each) >= 0 for each in (phonemes.START, phonemes.END))
+        return phonemes and all(tokenizer.token_id(each) >= 0 for each in (START, END))
     except CheckpointError:
         return False

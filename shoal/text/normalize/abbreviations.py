@@ -4,6 +4,7 @@ import re
 from functools import partial
 
 from shoal.text.normalize.months import MONTH_OF
+from shoal.text.normalize.prefilter import DIGITS, Prefiltered
 from shoal.text.normalize.quantities import read_apart
 
 # Words that begin a sentence after an abbreviation: "Acme Inc. She left." A name does not: "the U.S. Congress".
@@ -16,9 +17,10 @@ STARTERS = (
 ENDS_SENTENCE = rf"(?=\s*$|\s+(?:{STARTERS})(?![\w.]))"
 SENTENCE_END = re.compile(ENDS_SENTENCE)
 TEXT_END = re.compile(r"\s*$")
-DOTTED_LETTERS = re.compile(
+DOTTED_LETTERS = Prefiltered(
     r"(?<![\w.])((?!e\.g|i\.e)[A-Za-z](?:\.[A-Za-z]){1,8}|(?:e\.g|i\.e))(?![A-Za-z0-9])"
-    rf"((?<!e\.g)(?<!i\.e)\.(?:{ENDS_SENTENCE}|(?=\s+(?:Mr|Mrs|Ms|Dr|Prof)\b)))?\.?"
+    rf"((?<!e\.g)(?<!i\.e)\.(?:{ENDS_SENTENCE}|(?=\s+(?:Mr|Mrs|Ms|Dr|Prof)\b)))?\.?",
+    all_of=".",
 )
 DOTTED_READINGS = {"e.g": "for example", "i.e": "that is"}
 
@@ -98,30 +100,37 @@ NUMBERED = {
     "ep": "episode",
 }
 CAPITALIZED_NUMBERED = {"Art": "Article", "Arts": "Articles", "Sec": "Section", "Pt": "Part", "Bk": "Book"}
-NUMBERED_ABBREVIATION = re.compile(
+NUMBERED_ABBREVIATION = Prefiltered(
     rf"{WORD_START}(?:({'|'.join(NUMBERED)})\.\s?(?=\d)|(vols?|figs?|ch)\.\s?(?=[IVXLC]{{2,7}}\b|[VX]\b))",
-    re.IGNORECASE,
+    all_of=".",
+    flags=re.IGNORECASE,
 )
-NUMBERED_CAPITAL = re.compile(rf"{WORD_START}({'|'.join(CAPITALIZED_NUMBERED)})\.\s?(?=\d|[IVXLC]{{2,7}}\b|[VX]\b)")
-SAINT_OR_STREET = re.compile(rf"{WORD_START}St{WORD_END}(\.{ENDS_SENTENCE})?\.?(?=(\s+[A-Z])?)")
-DOCTORATE = re.compile(rf"{WORD_START}Ph\.?D(?:\.(?=\s+[a-z]))?(?![A-Za-z])")
-DRIVE = re.compile(r"(?<=[A-Za-z] )(?<!\band )(?<!\bthe )Dr\b(?:(\.)(?=\s*$)|\.?(?=\s+[a-z0-9]|[,;:]))")
-ERA = re.compile(r"\bAD(?=\s\d)|(?<=\d\s)(?:AD|CE)\b")
-DRIVE_LAST = re.compile(rf"\b([A-Z][a-z]{{1,30}} )Dr\.{ENDS_SENTENCE}")
+NUMBERED_CAPITAL = Prefiltered(
+    rf"{WORD_START}({'|'.join(CAPITALIZED_NUMBERED)})\.\s?(?=\d|[IVXLC]{{2,7}}\b|[VX]\b)", all_of=".", any_of="ABPS"
+)
+SAINT_OR_STREET = Prefiltered(rf"{WORD_START}St{WORD_END}(\.{ENDS_SENTENCE})?\.?(?=(\s+[A-Z])?)", all_of="St")
+DOCTORATE = Prefiltered(rf"{WORD_START}Ph\.?D(?:\.(?=\s+[a-z]))?(?![A-Za-z])", all_of="PhD")
+DRIVE = Prefiltered(r"(?<=[A-Za-z] )(?<!\band )(?<!\bthe )Dr\b(?:(\.)(?=\s*$)|\.?(?=\s+[a-z0-9]|[,;:]))", all_of="Dr")
+ERA = Prefiltered(r"\bAD(?=\s\d)|(?<=\d\s)(?:AD|CE)\b", any_of="DE")
+DRIVE_LAST = Prefiltered(rf"\b([A-Z][a-z]{{1,30}} )Dr\.{ENDS_SENTENCE}", all_of=".Dr")
 ROADS = {"Ave": "Avenue", "Rd": "Road", "Ln": "Lane", "Ct": "Court", "Pl": "Place", "Sq": "Square", "Ter": "Terrace"}
-ROAD = re.compile(
+ROAD = Prefiltered(
     rf"\b((?:[A-Z][a-z']{{1,30}}|\d{{1,3}}(?:st|nd|rd|th)) )({'|'.join(ROADS)})"
-    rf"(?:(\.){ENDS_SENTENCE}|\.(?!\w)|(?=[,;]|\s*$|\s[NS][EW]\b))"
+    rf"(?:(\.){ENDS_SENTENCE}|\.(?!\w)|(?=[,;]|\s*$|\s[NS][EW]\b))",
+    any_of="ACLPRST",
 )
 DIRECTIONS = {"N": "North", "S": "South", "E": "East", "W": "West"}
-DIRECTION = re.compile(
+DIRECTION = Prefiltered(
     r"(?<![\w.])([NSEW])\.?\s(?=\d{1,3}(?:st|nd|rd|th)\b"
-    r"|[A-Z][a-z]{1,20}\s(?:St|Ave|Rd|Blvd|Dr|Ln|Street|Avenue|Road|Boulevard|Drive|Lane)\b)"
+    r"|[A-Z][a-z]{1,20}\s(?:St|Ave|Rd|Blvd|Dr|Ln|Street|Avenue|Road|Boulevard|Drive|Lane)\b)",
+    any_of="ENSW",
 )
-VERSUS = re.compile(r"(?<=[a-z.)] )v\.(?=\s[A-Z])|(?<=[a-z] )v(?=\s[A-Z][a-z])")
-ET_AL = re.compile(r"\b(et al)\.(?=,|\s+[a-z(\d])")
-CIRCA = re.compile(r"(?<![\w.])(?:ca|c)\.\s?(?=\d)")
-TITLE = re.compile(rf"{WORD_START}({'|'.join(TITLES)}){WORD_END}(\.(?=\s*$)|(?<=[JS]r)\.{ENDS_SENTENCE})?\.?")
+VERSUS = Prefiltered(r"(?<=[a-z.)] )v\.(?=\s[A-Z])|(?<=[a-z] )v(?=\s[A-Z][a-z])", all_of=" v")
+ET_AL = Prefiltered(r"\b(et al)\.(?=,|\s+[a-z(\d])", all_of=".")
+CIRCA = Prefiltered(r"(?<![\w.])(?:ca|c)\.\s?(?=\d)", all_of=".c", any_of=DIGITS)
+TITLE = Prefiltered(
+    rf"{WORD_START}({'|'.join(TITLES)}){WORD_END}(\.(?=\s*$)|(?<=[JS]r)\.{ENDS_SENTENCE})?\.?", any_of="CDJLMPRS"
+)
 ABBREVIATION = re.compile(
     rf"{WORD_START}(?:(?!(?<=\d)tb?sp|(?<=\d\s)tb?sp)({'|'.join(ABBREVIATIONS)}){WORD_END}\.?"
     # Feet, as in "6 ft. tall", are read with their number.

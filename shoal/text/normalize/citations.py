@@ -3,6 +3,7 @@
 import re
 
 from shoal.text.normalize.numbers import cardinal
+from shoal.text.normalize.prefilter import DIGITS, Prefiltered
 
 BOOKS = (
     *("Genesis", "Exodus", "Leviticus", "Numbers", "Deuteronomy", "Joshua", "Judges", "Ruth", "Samuel", "Kings"),
@@ -19,9 +20,11 @@ NUMBERED_BOOKS = frozenset(
     ("Samuel", "Kings", "Chronicles", "Corinthians", "Thessalonians", "Timothy", "Peter", "John", "Maccabees", "Nephi")
 )
 # A verse never begins with a zero, and no "p.m." follows: "John 3:05 p.m." is an appointment.
-VERSE = re.compile(
+VERSE = Prefiltered(
     r"\b(?:([1-3]|I{1,3})\s)?([A-Z][a-z]{1,14})(\.?)\s(\d{1,3}):([1-9]\d{0,2})"
-    r"(?:\s?-\s?(\d{1,3})(?::(\d{1,3}))?)?(?![\d:])(?!\s?[AaPp]\.?[Mm]\b)"
+    r"(?:\s?-\s?(\d{1,3})(?::(\d{1,3}))?)?(?![\d:])(?!\s?[AaPp]\.?[Mm]\b)",
+    all_of=":",
+    any_of=DIGITS,
 )
 
 

@@ -19,15 +19,17 @@ from shoal.text.normalize.fold import check_script, fold
 from shoal.text.normalize.identifiers import in_parts, speak_identifiers
 from shoal.text.normalize.latex import speak_latex
 from shoal.text.normalize.numbers import digits
+from shoal.text.normalize.prefilter import DIGITS, Prefiltered
 from shoal.text.normalize.quantities import TEMPERATURES, speak_quantities
 from shoal.text.normalize.ranges import speak_lengths, speak_ranges, speak_ranges_of_names
 from shoal.text.normalize.roman import speak_roman
 from shoal.text.style_tags import drop_style_tags
 from shoal.text.tokenizer import SPEAKER_TAG
 
-EMAIL = re.compile(
+EMAIL = Prefiltered(
     r"(?<![\w.+-])[A-Za-z0-9_+-]{1,64}(?:\.[A-Za-z0-9_+-]{1,64}){0,5}@"
-    r"[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,4}(?![\w-])"
+    r"[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){1,4}(?![\w-])",
+    all_of="@.",
 )
 URL = re.compile(
     r"(?:(?:https?|ftp)://(?:www\.)?|(?<![\w.])www\.)(?P<address>[^\s<>\"]{1,300})"
@@ -53,10 +55,10 @@ ADDRESS_SIGNS = {
 URL_SEGMENTS = 3
 SAYABLE_SEGMENT = re.compile(r"(?=.{1,30}$)[A-Za-z]+(?:[-_.][A-Za-z0-9]+)*|[1-9]\d{0,3}")
 PORT = re.compile(r":(\d{2,5})(?![\w.])")
-IP_AND_PORT = re.compile(r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3}):(\d{2,5})(?![\w:])")
+IP_AND_PORT = Prefiltered(r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3}):(\d{2,5})(?![\w:])", all_of=":.", any_of=DIGITS)
 
 SLASH_WORDS = {"and/or": "and or", "w/o": "without", "w/": "with", "n/a": "not applicable", "c/o": "care of"}
-SLASH_WORD = re.compile(r"(?<![\w/])(?:and/or\b|w/o\b|w/|n/a\b|c/o\b)", re.IGNORECASE)
+SLASH_WORD = Prefiltered(r"(?<![\w/])(?:and/or\b|w/o\b|w/|n/a\b|c/o\b)", all_of="/", flags=re.IGNORECASE)
 SIGNS = {
     "&": " and ",
     "%": " percent ",
@@ -74,33 +76,33 @@ SIGNS = {
     "}": ", ",
     "|": ", ",
 }
-DEGREES = re.compile(r"°\s?([CF])\b")
+DEGREES = Prefiltered(r"°\s?([CF])\b", all_of="°")
 # "f(x)" and "O(n)"; "(s)" after a word is its plural.
-FUNCTION = re.compile(r"(?<![\w'])([A-Za-z]|sin|cos|tan|log|ln|exp)\(([^()\n]{1,24})\)")
-CALL = re.compile(r"(?<=\w)\(\)")
-LAST_BRACKET = re.compile(r"[)\]}]+(?=[.!?]?\s*$)")
+FUNCTION = Prefiltered(r"(?<![\w'])([A-Za-z]|sin|cos|tan|log|ln|exp)\(([^()\n]{1,24})\)", all_of="()")
+CALL = Prefiltered(r"(?<=\w)\(\)", all_of="()")
+LAST_BRACKET = Prefiltered(r"[)\]}]+(?=[.!?]?\s*$)", any_of=")]}")
 SIGN = re.compile(f"[{re.escape(''.join(SIGNS))}]")
-ABOUT = re.compile(rf"~\s?(?={SIGN_OF_MONEY}?\d)")
+ABOUT = Prefiltered(rf"~\s?(?={SIGN_OF_MONEY}?\d)", all_of="~")
 COMPARISONS = {
     ">=": " greater than or equal to ",
     "<=": " less than or equal to ",
     "!=": " is not equal to ",
     "==": " equals ",
 }
-COMPARISON = re.compile(r"(?<![<>!=])[<>!=]=(?![<>=])")
-FEWER = re.compile(rf"(?<![^\s(,])<(?={SIGN_OF_MONEY}?\.?\d)")
-MORE = re.compile(rf"(?<![^\s(,])>(?={SIGN_OF_MONEY}?\.?\d)")
-LESS = re.compile(r"(?<=\d)\s?<\s?(?=\d)|(?<=\s)<(?=\s)")
-GREATER = re.compile(r"(?<=\d)\s?>\s?(?=\d)|(?<=\s)>(?=\s)")
+COMPARISON = Prefiltered(r"(?<![<>!=])[<>!=]=(?![<>=])", all_of="=")
+FEWER = Prefiltered(rf"(?<![^\s(,])<(?={SIGN_OF_MONEY}?\.?\d)", all_of="<")
+MORE = Prefiltered(rf"(?<![^\s(,])>(?={SIGN_OF_MONEY}?\.?\d)", all_of=">")
+LESS = Prefiltered(r"(?<=\d)\s?<\s?(?=\d)|(?<=\s)<(?=\s)", all_of="<")
+GREATER = Prefiltered(r"(?<=\d)\s?>\s?(?=\d)|(?<=\s)>(?=\s)", all_of=">")
 
-RULE = re.compile(r"([=#*_~+/|<>^-])\1{2,}")  # a line drawn with signs
-PARAGRAPH = re.compile(r"\n\s*\n")
+RULE = Prefiltered(r"([=#*_~+/|<>^-])\1{2,}", any_of="=#*_~+/|<>^-")  # a line drawn with signs
+PARAGRAPH = Prefiltered(r"\n\s*\n", all_of="\n")
 ELLIPSIS = re.compile(r"\.{2,}(?=(\s*[a-z])?)")
-DASH = re.compile(r"-{2,}|(?<!\S)-(?!\S)")
-LOOSE_HYPHEN = re.compile(r"(?<![A-Za-z])-|-(?![A-Za-z])")
-LOOSE_APOSTROPHE = re.compile(r"(?<![A-Za-z])'|'(?![A-Za-z])")
+DASH = Prefiltered(r"-{2,}|(?<!\S)-(?!\S)", all_of="-")
+LOOSE_HYPHEN = Prefiltered(r"(?<![A-Za-z])-|-(?![A-Za-z])", all_of="-")
+LOOSE_APOSTROPHE = Prefiltered(r"(?<![A-Za-z])'|'(?![A-Za-z])", all_of="'")
 UNSPOKEN = re.compile(r"[^A-Za-z .,?!'\-;:]+")
-SPACES = re.compile(r"\s+")
+SPACES = re.compile(" {2,}")
 MARKS = re.compile(r" ?[.,?!;:](?: ?[.,?!;:])*+ ?")
 STRONGEST_FIRST = "?!.;:,"
 
@@ -109,7 +111,8 @@ def normalize(text: str) -> str:
     """Return the text as an English speaker reads it. Raises TextError when nothing can be spoken."""
     check_script(text)
     text = plain_text(speak_latex(text))
-    text = drop_style_tags(SPEAKER_TAG.sub(" ", RULE.sub(" ", fold(text))))
+    text = RULE.sub(" ", fold(text))
+    text = drop_style_tags(SPEAKER_TAG.sub(" ", text) if "<|" in text else text)
     text = speak_lengths(text).replace('"', " ")
     text = speak_identifiers(speak_addresses(text)).replace("_", " ")
     text = speak_ranges(speak_roman(speak_verses(text)))
@@ -179,7 +182,7 @@ def tidy(text: str) -> str:
     text = ELLIPSIS.sub(lambda match: ", " if match[1] else ". ", PARAGRAPH.sub(end_paragraph, text))
     text = UNSPOKEN.sub(" ", DASH.sub(", ", text))
     text = LOOSE_APOSTROPHE.sub(" ", LOOSE_HYPHEN.sub(" ", text))
-    text = MARKS.sub(strongest_mark, SPACES.sub(" ", text))
+    text = MARKS.sub(strongest_mark, SPACES.sub(" ", text) if "  " in text else text)
     return text.strip().lstrip(".,?!;: ")
 
 

@@ -3,38 +3,46 @@
 import re
 
 from shoal.text.normalize.numbers import below_hundred, cardinal, digits
+from shoal.text.normalize.prefilter import DIGITS, Prefiltered
 
 # Extensions that are spelled although they have a vowel; those without a vowel are always spelled.
 SPELLED_EXTENSIONS = frozenset(
     ("ai", "aac", "api", "avi", "docx", "exe", "iso", "odt", "ogg", "py", "pyc", "ui", "xlsx")
 )
-FILE_NAME = re.compile(
-    r"(?<![\w.@])([A-Za-z0-9_-]{2,64}(?: ?\(\d{1,2}\))?)((?:\.[a-z][a-z0-9]{0,9}){1,3})(?![\w@/])(?!\.[A-Za-z])"
+FILE_NAME = Prefiltered(
+    r"(?<![\w.@])([A-Za-z0-9_-]{2,64}(?: ?\(\d{1,2}\))?)((?:\.[a-z][a-z0-9]{0,9}){1,3})(?![\w@/])(?!\.[A-Za-z])",
+    all_of=".",
 )
-HIDDEN_FILE = re.compile(r"(?<![\w.)])\.(?=[a-z]{2,20}\b)|(?<!\.)\.(?=NET\b)")
-PATH = re.compile(
-    r"(?<![\w/~.])(?:~|\.{1,2})?(?:/[A-Za-z][\w.-]{0,63}){2,12}/?(?!\w)|(?<![\w/.])~(?:/\.?[A-Za-z][\w.-]{0,63}){1,12}"
+HIDDEN_FILE = Prefiltered(r"(?<![\w.)])\.(?=[a-z]{2,20}\b)|(?<!\.)\.(?=NET\b)", all_of=".")
+PATH = Prefiltered(
+    r"(?<![\w/~.])(?:~|\.{1,2})?(?:/[A-Za-z][\w.-]{0,63}){2,12}/?(?!\w)|(?<![\w/.])~(?:/\.?[A-Za-z][\w.-]{0,63}){1,12}",
+    all_of="/",
 )
 ETC = re.compile(r"(?<=/)etc(?=/|$|\s)")
-INITIALS = re.compile(r"(?<![\w&])([A-Z]{1,3})&([A-Z]{1,3})(?![\w&])")
-IP_VERSION = re.compile(r"(?<!\w)IPv(?=[46]\b)")
-SHARP = re.compile(r"(?<![\w#])([A-GJF])#(?!\w)")
-HASHTAG = re.compile(r"(?<![\w#&/])#(?=[A-Za-z])")
+INITIALS = Prefiltered(r"(?<![\w&])([A-Z]{1,3})&([A-Z]{1,3})(?![\w&])", all_of="&")
+IP_VERSION = Prefiltered(r"(?<!\w)IPv(?=[46]\b)", all_of="IPv")
+SHARP = Prefiltered(r"(?<![\w#])([A-GJF])#(?!\w)", all_of="#")
+HASHTAG = Prefiltered(r"(?<![\w#&/])#(?=[A-Za-z])", all_of="#")
 
 # Nouns whose number is read in parts: "Room one oh one", "Boeing seven forty-seven".
 READ_IN_PARTS = (
     "room|suite|apartment|apt|flight|gate|boeing|airbus|porsche|ferrari|peugeot|locker|bus|route|highway|hwy|interstate|freeway"
     "|extension|ext|unit|channel|studio|building|hall|box|exit|platform|train|line|bay|aisle|studio|level"
 )
-NUMBERED_PLACE = re.compile(rf"\b((?i:{READ_IN_PARTS})s?\.?\s+#?(?:[A-Z]-?)?)(\d{{3,4}})(?![\w%°$€£])(?![.,:/-]?\d)")
+NUMBERED_PLACE = Prefiltered(
+    rf"\b((?i:{READ_IN_PARTS})s?\.?\s+#?(?:[A-Z]-?)?)(\d{{3,4}})(?![\w%°$€£])(?![.,:/-]?\d)", any_of=DIGITS
+)
 # Two-letter airline codes; attached to digits any two capitals are read so.
 AIRLINES = "AA|AC|AF|AI|AY|AZ|BA|CX|DL|EK|EY|FR|IB|JL|KL|LH|LX|NH|NZ|OS|QF|QR|SA|SK|SN|SQ|TK|TP|UA|US|VS|WN"
-FLIGHT_NUMBER = re.compile(rf"(?<![\w-])(?:([A-Z]{{2}})|({AIRLINES})\s)(\d{{3,4}})(?![\w%°-])(?![.,:/]\d)")
-AIRCRAFT = re.compile(r"\b((?i:boeing|airbus)\s+[A-Z]?)(\d{3})-(\d{3})(?!\d)")
+FLIGHT_NUMBER = Prefiltered(
+    rf"(?<![\w-])(?:([A-Z]{{2}})|({AIRLINES})\s)(\d{{3,4}})(?![\w%°-])(?![.,:/]\d)", any_of=DIGITS
+)
+AIRCRAFT = Prefiltered(r"\b((?i:boeing|airbus)\s+[A-Z]?)(\d{3})-(\d{3})(?!\d)", all_of="-", any_of=DIGITS)
 # Codes that people read digit by digit: "your code is 4 8 2 9", "area code 4 1 5".
-CODE = re.compile(
+CODE = Prefiltered(
     r"\b((?i:zip|post(?:al )?code|code|passcode|otp|(?:account|serial|tracking|confirmation|reference|routing|card"
-    r"|ticket|invoice|member|passport|booking)\s(?:number|no\.?|id))(?:\s(?:is|was)|:)?\s+#?)(\d{3,})(?![\w%°$€£])(?![.,:/-]\d)"
+    r"|ticket|invoice|member|passport|booking)\s(?:number|no\.?|id))(?:\s(?:is|was)|:)?\s+#?)(\d{3,})(?![\w%°$€£])(?![.,:/-]\d)",
+    any_of=DIGITS,
 )
 STATES = (
     "AK|AL|AR|AZ|CA|CO|CT|DC|DE|FL|GA|IA|ID|IL|KS|KY|LA|MA|MD|MI|MN|MO|MS|MT|NC|ND|NE|NH|NJ|NM|NV|NY|PA|RI|SC|SD|TN|TX|UT"
@@ -42,15 +50,16 @@ STATES = (
 )
 # These are words too ("Well, OK"): a state only before a ZIP code.
 STATES_AND_WORDS = f"{STATES}|HI|IN|ME|OH|OK|OR"
-ZIP_CODE = re.compile(rf"(?<!\w)({STATES_AND_WORDS})\s(\d{{5}})(?:-(\d{{4}}))?(?![\w-])(?![.,:]\d)")
-CITY_AND_STATE = re.compile(rf"(?<=[a-z],\s)({STATES})(?=[\s.,;:!?)]|$)")
+ZIP_CODE = Prefiltered(rf"(?<!\w)({STATES_AND_WORDS})\s(\d{{5}})(?:-(\d{{4}}))?(?![\w-])(?![.,:]\d)", any_of=DIGITS)
+CITY_AND_STATE = Prefiltered(rf"(?<=[a-z],\s)({STATES})(?=[\s.,;:!?)]|$)", all_of=",")
 # Two capitals beside a digit are letters of a code or a formula: "FY25", "SO4".
-LETTERS_BEFORE_DIGIT = re.compile(r"(?<![A-Za-z])(?!WW)([A-Z]{2})(?=\d)")
-ISBN = re.compile(r"\b(ISBN(?:-1[03])?:?\s)(\d[\d-]{8,16}[\dX])(?![\w-])")
+LETTERS_BEFORE_DIGIT = Prefiltered(r"(?<![A-Za-z])(?!WW)([A-Z]{2})(?=\d)", any_of=DIGITS)
+ISBN = Prefiltered(r"\b(ISBN(?:-1[03])?:?\s)(\d[\d-]{8,16}[\dX])(?![\w-])", all_of="ISBN")
 NUMBER_SIGN = re.compile(r"\b[Nn]o\b\.?")
-INITIALS_WITH_SEMICOLON = re.compile(r"(?<!\w)TL;DR(?!\w)", re.IGNORECASE)
-EMERGENCY = re.compile(
-    r"\b((?i:call(?:ed|ing|s)?|dial(?:ed|led|ing|s)?|phone[ds]?|ring|rang|text)\s+)(\d{3})(?![\w%°])(?![.,:/-]?\d)"
+INITIALS_WITH_SEMICOLON = Prefiltered(r"(?<!\w)TL;DR(?!\w)", all_of=";", flags=re.IGNORECASE)
+EMERGENCY = Prefiltered(
+    r"\b((?i:call(?:ed|ing|s)?|dial(?:ed|led|ing|s)?|phone[ds]?|ring|rang|text)\s+)(\d{3})(?![\w%°])(?![.,:/-]?\d)",
+    any_of=DIGITS,
 )
 
 

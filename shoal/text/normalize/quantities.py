@@ -11,10 +11,12 @@ from functools import partial
 from shoal.text.normalize.currencies import CURRENCIES, MULTIPLES, SIGN, SIGNS
 from shoal.text.normalize.months import MONTHS
 from shoal.text.normalize.numbers import MAX_DIGITS, cardinal, digits, number, ordinal, plural, year
+from shoal.text.normalize.prefilter import DIGITS, Prefiltered
 from shoal.text.normalize.units import LENGTHS, UNITS
 from shoal.text.normalize.units import POWERS as LENGTH_POWERS
 
-Rule = tuple[re.Pattern[str], Callable[[re.Match[str]], str]]
+Speak = Callable[[re.Match[str]], str]
+Rule = tuple[Prefiltered, Speak]
 
 MONTH = "|".join(f"{month[:3]}(?:{month[3:]})?" if month != "September" else "Sept?(?:ember)?" for month in MONTHS)
 
@@ -53,11 +55,11 @@ IDIOMS = {"24/7": "twenty-four seven", "9/11": "nine eleven", "50/50": "fifty fi
 def speak_quantities(text: str) -> str:
     """Return the text without digits. Symbols of a number are read with it; others are left."""
     for pattern, speak in RULES:
-        text = pattern.sub(partial(read_apart, speak), text)
+        text = pattern.sub(speak, text)
     return text
 
 
-def read_apart(speak: Callable[[re.Match[str]], str], match: re.Match[str]) -> str:
+def read_apart(speak: Speak, match: re.Match[str]) -> str:
     """Return the reading of a match, separated by spaces from adjacent words: `US$5`, `Dec.25th`."""
     reading, (start, end) = speak(match), match.span()
     before = " " if reading[:1].isalpha() and match.string[max(start - 1, 0) : start].isalnum() else ""
@@ -282,88 +284,125 @@ def team(match: re.Match[str]) -> str:
     return f"{number(match[1]).removesuffix('e')}ers"
 
 
-def rule(pattern: str, speak: Callable[[re.Match[str]], str]) -> Rule:
-    return re.compile(pattern, re.ASCII), speak
+def rule(pattern: str, speak: Speak, *, all_of: str = "", any_of: str = "") -> Rule:
+    return Prefiltered(pattern, all_of=all_of, any_of=any_of, flags=re.ASCII), partial(read_apart, speak)
 
 
 RULES: tuple[Rule, ...] = (
-    rule(r"(?<!\w)0([xX](?=[\dA-Fa-f]+\b)|[bB](?=[01]+\b)|[oO](?=[0-7]+\b))(\w+)", prefixed),
-    rule(r"(?<=\d)\s?[xX]\s?(?=\d)", lambda _: " by "),
-    rule(r"(?<![\w.,])(\d{1,18}(?:\.\d{1,18})?)([eE])([+-]?\d{1,3})(?!\w)(?!\.\d)", scientific),
+    rule(r"(?<!\w)0([xX](?=[\dA-Fa-f]+\b)|[bB](?=[01]+\b)|[oO](?=[0-7]+\b))(\w+)", prefixed, all_of="0"),
+    rule(r"(?<=\d)\s?[xX]\s?(?=\d)", lambda _: " by ", any_of="xX"),
+    rule(r"(?<![\w.,])(\d{1,18}(?:\.\d{1,18})?)([eE])([+-]?\d{1,3})(?!\w)(?!\.\d)", scientific, any_of="eE"),
     rule(
         rf"{START}(?P<number>{N})\s?(?:(?P<word>sq|square|cu|cubic)\.?\s?(?P<length>{LENGTH})"
         rf"|(?P<base>{LENGTH})\^(?P<power>[23]))(?![\w'/])",
         area,
+        any_of=DIGITS,
     ),
-    rule(r"(?<=[\w)])(?:\^| \^ )([23])(?!\d)(?!\.\d)", lambda match: f" {POWERS[match[1]]} "),
-    rule(r"(?<=[\w)])(?:\^| \^ )(?=[-+({]?\.?\w)|(?<=\d)\*\*(?=\d)", lambda _: " to the power of "),
-    rule(rf"\d{{{MAX_DIGITS + 1},}}", lambda match: f" {digits(match[0])} "),
-    rule(r"(?<![\w.+-])(?:\+\d{1,3}[ -]?|1[ -])?(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}(?![\w-])", phone),
-    rule(r"(?<![\w.+-])\+\d{1,3}(?:[ -]\d{2,4}){2,5}(?![\w-])", phone),
-    rule(r"(?<![\w.+-])\d{3}-\d{4}(?![\w-])", phone),
-    rule(r"(?<![\w.,:/+-])(?<!\d )0\d{2,4}(?:[ -]\d{3,4}){1,3}(?![\w-])", phone),
-    rule(r"(?<![\d.,])\d{1,3}(?: 000| \d{3}(?= \d{3}(?!\d))){1,4}(?: \d{3})?(?![\d])", grouped),
-    rule(r"(?<![\w.-])(\d{4})([-/])(\d{2})\2(\d{2})(?![\w/-])", iso_date),
-    rule(r"(?<![\w./-])(\d{1,2})/(\d{1,2})/(\d{4}|\d{2})(?![\w/])", slash_date),
+    rule(r"(?<=[\w)])(?:\^| \^ )([23])(?!\d)(?!\.\d)", lambda match: f" {POWERS[match[1]]} ", all_of="^"),
+    rule(r"(?<=[\w)])(?:\^| \^ )(?=[-+({]?\.?\w)|(?<=\d)\*\*(?=\d)", lambda _: " to the power of ", any_of="^*"),
+    rule(rf"\d{{{MAX_DIGITS + 1},}}", lambda match: f" {digits(match[0])} ", any_of=DIGITS),
+    rule(
+        r"(?<![\w.+-])(?:\+\d{1,3}[ -]?|1[ -])?(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}(?![\w-])", phone, any_of=DIGITS
+    ),
+    rule(r"(?<![\w.+-])\+\d{1,3}(?:[ -]\d{2,4}){2,5}(?![\w-])", phone, all_of="+", any_of=DIGITS),
+    rule(r"(?<![\w.+-])\d{3}-\d{4}(?![\w-])", phone, all_of="-", any_of=DIGITS),
+    rule(r"(?<![\w.,:/+-])(?<!\d )0\d{2,4}(?:[ -]\d{3,4}){1,3}(?![\w-])", phone, all_of="0"),
+    rule(
+        r"(?<![\d.,])\d{1,3}(?: 000| \d{3}(?= \d{3}(?!\d))){1,4}(?: \d{3})?(?![\d])", grouped, all_of=" ", any_of=DIGITS
+    ),
+    rule(r"(?<![\w.-])(\d{4})([-/])(\d{2})\2(\d{2})(?![\w/-])", iso_date, any_of="-/"),
+    rule(r"(?<![\w./-])(\d{1,2})/(\d{1,2})/(\d{4}|\d{2})(?![\w/])", slash_date, all_of="/", any_of=DIGITS),
     rule(
         rf"\b((?i:on|due)\s|(?i:by|until|before|since|after|from)\s(?=\d{{1,2}}/(?:1[1-9]|[23]\d))|(?:{WEEKDAY}),?\s)"
         r"(1[0-2]|0?[1-9])/(3[01]|[12]\d|0?[1-9])(?![\w/%])(?!\.\d)(?!\sof\b)",
         short_date,
+        all_of="/",
+        any_of=DIGITS,
     ),
-    rule(r"(?<![\w./-])(?<!ersion )(\d{1,2})\.(\d{1,2})\.([12]\d{3})(?![\w/-])(?!\.\d)", dotted_date),
+    rule(
+        r"(?<![\w./-])(?<!ersion )(\d{1,2})\.(\d{1,2})\.([12]\d{3})(?![\w/-])(?!\.\d)",
+        dotted_date,
+        all_of=".",
+        any_of=DIGITS,
+    ),
     rule(
         rf"\b(?P<month>{MONTH})\.?\s(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?![\w:%/])(?!\.\d)"
         r"(?:,?\s(?P<year>[12]\d{3})(?![\w:%/,-])(?!\.\d))?",
         named_date,
+        any_of=DIGITS,
     ),
     rule(
         rf"(?<![\w.,:/$-])(?:the\s)?(?P<day>\d{{1,2}})(?:st|nd|rd|th)?\s(?:of\s)?(?P<month>{MONTH})\b"
         r"(?:,?\s(?P<year>[12]\d{3})(?![\w:%/,-])(?!\.\d))?",
         day_first,
+        any_of=DIGITS,
     ),
     rule(
         r"(?<![\d:.])(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?(?![\d:])"
         rf"(?:\s?(?P<half>[AaPp])\s?[Mm]\b)?{ZONE}",
         clock,
+        all_of=":",
+        any_of=DIGITS,
     ),
-    rule(rf"(?<![\w:.,])(?P<hour>1[0-2]|0?[1-9])\s?(?P<half>[AaPp])\s?[Mm]\b{ZONE}", hour_only),
-    rule(rf"(?P<sign>{SIGN})\s?(?P<low>{N})\s?-\s?{SIGN}?(?P<amount>{N}){END}{MULTIPLE}", money_range),
-    rule(rf"(?P<sign>{SIGN})\s?(?P<amount>{N}){END}{MULTIPLE}", money),
-    rule(rf"{START}(?P<amount>{N})\s?(?P<sign>[{SIGNS}¢])(?P<multiple>)", money),
-    rule(rf"{START}(?<!-)({N})-({N})(?![\d-])", lambda match: f"{match[1]} to {match[2]}"),
-    rule(rf"{START}({N})\s?%", lambda match: f"{number(match[1])} percent "),
-    rule(r"(?<=[\d%)])\s-\s(?=[\d(])", lambda _: " minus "),
-    rule(r"(?<![\w)])-(?=\.?\d)", lambda _: " minus "),
-    rule(rf"{START}({N})\s?°\s?(?:([CFK])\b)?", temperature),
-    rule(r"(?<!\w)([12]\d\d0)'?s\b", decade),
-    rule(r"(?<!\w)'([2-9]0)'?s\b", decade),
-    rule(r"(?<![\w.,])(\d{2})ers\b", team),
-    rule(r"(?<=\b(?i:the|his|her|our|mid)[ -])([2-9]0)'?s\b", decade),
-    rule(r"(?<![\w./])(\d{2,3})/(?=\d{2,3}\s?mmHg)", lambda match: f"{match[1]} over "),
-    rule(rf"{FRACTION}\s?({UNIT})(?![\w'/])", part_of_unit),
-    rule(rf"{START}({N})\s?bps\b", bits_or_basis_points),
-    rule(rf"{START}({N})-({UNIT_NAME})(?![\w'/-])(?:\.(?=\s+[a-z]))?", before_noun),
+    rule(rf"(?<![\w:.,])(?P<hour>1[0-2]|0?[1-9])\s?(?P<half>[AaPp])\s?[Mm]\b{ZONE}", hour_only, any_of=DIGITS),
+    rule(
+        rf"(?P<sign>{SIGN})\s?(?P<low>{N})\s?-\s?{SIGN}?(?P<amount>{N}){END}{MULTIPLE}",
+        money_range,
+        all_of="-",
+        any_of=SIGNS,
+    ),
+    rule(rf"(?P<sign>{SIGN})\s?(?P<amount>{N}){END}{MULTIPLE}", money, any_of=SIGNS),
+    rule(rf"{START}(?P<amount>{N})\s?(?P<sign>[{SIGNS}¢])(?P<multiple>)", money, any_of=f"{SIGNS}¢"),
+    rule(rf"{START}(?<!-)({N})-({N})(?![\d-])", lambda match: f"{match[1]} to {match[2]}", all_of="-", any_of=DIGITS),
+    rule(rf"{START}({N})\s?%", lambda match: f"{number(match[1])} percent ", all_of="%", any_of=DIGITS),
+    rule(r"(?<=[\d%)])\s-\s(?=[\d(])", lambda _: " minus ", all_of="-"),
+    rule(r"(?<![\w)])-(?=\.?\d)", lambda _: " minus ", all_of="-", any_of=DIGITS),
+    rule(rf"{START}({N})\s?°\s?(?:([CFK])\b)?", temperature, all_of="°", any_of=DIGITS),
+    rule(r"(?<!\w)([12]\d\d0)'?s\b", decade, all_of="0s"),
+    rule(r"(?<!\w)'([2-9]0)'?s\b", decade, all_of="'0s"),
+    rule(r"(?<![\w.,])(\d{2})ers\b", team, all_of="ers", any_of=DIGITS),
+    rule(r"(?<=\b(?i:the|his|her|our|mid)[ -])([2-9]0)'?s\b", decade, all_of="0s"),
+    rule(r"(?<![\w./])(\d{2,3})/(?=\d{2,3}\s?mmHg)", lambda match: f"{match[1]} over ", all_of="/Hg", any_of=DIGITS),
+    rule(rf"{FRACTION}\s?({UNIT})(?![\w'/])", part_of_unit, all_of="/", any_of=DIGITS),
+    rule(rf"{START}({N})\s?bps\b", bits_or_basis_points, all_of="bps", any_of=DIGITS),
+    rule(rf"{START}({N})-({UNIT_NAME})(?![\w'/-])(?:\.(?=\s+[a-z]))?", before_noun, all_of="-", any_of=DIGITS),
     # The dot of "15 min. later" ends no sentence.
-    rule(rf"{START}({N})\s?({UNIT})(?![\w'/])(?:\.(?=\s+[a-z]))?", with_unit),
-    rule(rf"{START}({N})k(?!\w)", lambda match: f"{number(match[1])} thousand"),
-    rule(rf"{START}({N})M(?!\w)", lambda match: f"{number(match[1])} million"),
+    rule(rf"{START}({N})\s?({UNIT})(?![\w'/])(?:\.(?=\s+[a-z]))?", with_unit, any_of=DIGITS),
+    rule(rf"{START}({N})k(?!\w)", lambda match: f"{number(match[1])} thousand", all_of="k", any_of=DIGITS),
+    rule(rf"{START}({N})M(?!\w)", lambda match: f"{number(match[1])} million", all_of="M", any_of=DIGITS),
     # With decimals, or before what is counted in billions: "Apartment 3B" has a letter.
-    rule(rf"{START}(\d{{1,4}}\.\d{{1,3}}|\d{{1,4}}(?=B {COUNTED_IN_BILLIONS}))B(?!\w)", billions),
-    rule(rf"{START}(\d{{1,4}}\.\d{{1,3}})T(?!\w)", lambda match: f"{number(match[1])} trillion"),
-    rule(r"(?<![\w./])(\d{1,3}\.\d{1,2})/(\d{1,3})(?![\w/])(?!\.\d)", rating),
-    rule(r"(?<=\d) / (?=\d)", lambda _: " divided by "),
-    rule(rf"{FRACTION}(?![\w/])(?!\.\d)", fraction),
-    rule(rf"{START}(\d{{1,3}}(?:,\d{{3}}){{1,5}}|\d{{1,18}})(?i:st|nd|rd|th)\b", lambda m: ordinal(plain_int(m[1]))),
-    rule(r"(?<=\d)([A-Z])([A-Z])(?!\w)", lambda match: f" {match[1]} {match[2]}"),
-    rule(r"(?<!\w)#\s?(?=\d)", lambda _: "number "),
-    rule(rf"(?<=\d)[-.]?({'|'.join(PRERELEASES)})[-.]?(?=\d)", lambda match: f" {PRERELEASES[match[1]]} "),
-    rule(rf"(?<!\d)(?<!\d\.)({DOTTED})-(?={DOTTED})", lambda match: f"{match[1]} to "),
-    rule(rf"(?<!\d)(?<!\d\.){DOTTED}(?!\d)(?!\.\d)", dotted),
-    rule(rf"{VERSION}\d{{1,6}}\.\d{{1,6}}(?!\d)(?!\.\d)", dotted),
-    rule(r"(?<=\d)\s?\*\s?(?=\d)", lambda _: " times "),
-    rule(r"(?<=\d):(?=\d)", lambda _: " to "),
-    rule(r"(?<=\w)-(?=\d)|(?<=\d)-(?=\w)", lambda _: " "),
-    rule(rf"(?<!\d)(?:{N})", plain_number),
+    rule(
+        rf"{START}(\d{{1,4}}\.\d{{1,3}}|\d{{1,4}}(?=B {COUNTED_IN_BILLIONS}))B(?!\w)",
+        billions,
+        all_of="B",
+        any_of=DIGITS,
+    ),
+    rule(
+        rf"{START}(\d{{1,4}}\.\d{{1,3}})T(?!\w)",
+        lambda match: f"{number(match[1])} trillion",
+        all_of="T.",
+        any_of=DIGITS,
+    ),
+    rule(r"(?<![\w./])(\d{1,3}\.\d{1,2})/(\d{1,3})(?![\w/])(?!\.\d)", rating, all_of="/.", any_of=DIGITS),
+    rule(r"(?<=\d) / (?=\d)", lambda _: " divided by ", all_of="/", any_of=DIGITS),
+    rule(rf"{FRACTION}(?![\w/])(?!\.\d)", fraction, all_of="/", any_of=DIGITS),
+    rule(
+        rf"{START}(\d{{1,3}}(?:,\d{{3}}){{1,5}}|\d{{1,18}})(?i:st|nd|rd|th)\b",
+        lambda m: ordinal(plain_int(m[1])),
+        any_of=DIGITS,
+    ),
+    rule(r"(?<=\d)([A-Z])([A-Z])(?!\w)", lambda match: f" {match[1]} {match[2]}", any_of=DIGITS),
+    rule(r"(?<!\w)#\s?(?=\d)", lambda _: "number ", all_of="#", any_of=DIGITS),
+    rule(
+        rf"(?<=\d)[-.]?({'|'.join(PRERELEASES)})[-.]?(?=\d)", lambda match: f" {PRERELEASES[match[1]]} ", any_of=DIGITS
+    ),
+    rule(rf"(?<!\d)(?<!\d\.)({DOTTED})-(?={DOTTED})", lambda match: f"{match[1]} to ", all_of="-.", any_of=DIGITS),
+    rule(rf"(?<!\d)(?<!\d\.){DOTTED}(?!\d)(?!\.\d)", dotted, all_of=".", any_of=DIGITS),
+    rule(rf"{VERSION}\d{{1,6}}\.\d{{1,6}}(?!\d)(?!\.\d)", dotted, all_of=".", any_of="vV"),
+    rule(r"(?<=\d)\s?\*\s?(?=\d)", lambda _: " times ", all_of="*", any_of=DIGITS),
+    rule(r"(?<=\d):(?=\d)", lambda _: " to ", all_of=":", any_of=DIGITS),
+    rule(r"(?<=\w)-(?=\d)|(?<=\d)-(?=\w)", lambda _: " ", all_of="-", any_of=DIGITS),
+    rule(rf"(?<!\d)(?:{N})", plain_number, any_of=DIGITS),
 )
 
 

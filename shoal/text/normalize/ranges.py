@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from shoal.text.normalize.currencies import MULTIPLES, SIGN, SIGNS
 from shoal.text.normalize.months import MONTH_OF
 from shoal.text.normalize.numbers import ordinal
+from shoal.text.normalize.prefilter import DIGITS, Prefiltered
 
 
 def any_of(names: Iterable[str]) -> str:
@@ -29,19 +30,25 @@ PER = {
     "cm^3": "cubic centimeter", "km^2": "square kilometer", "ft^2": "square foot", "pp": "person", "ea": "each",
     "each": "each", "game": "game", "class": "class", "visit": "visit", "call": "call",
 }  # fmt: skip
-RATE = re.compile(rf"(?<![\w.,/])({MONEY}|{NUMBER}\s?[A-Za-zµ%°]{{1,20}})\s?/\s?({any_of(PER)})\b(?!/)")
+RATE = Prefiltered(
+    rf"(?<![\w.,/])({MONEY}|{NUMBER}\s?[A-Za-zµ%°]{{1,20}})\s?/\s?({any_of(PER)})\b(?!/)", all_of="/", any_of=DIGITS
+)
 
-FEET_AND_INCHES = re.compile(r"(?<![\w.'])(\d{1,2})'\s?(\d{1,2}(?:\.5)?)(?:\"|'')")
-FEET_BY_FEET = re.compile(r"(?<![\w.'])(\d{1,5})' ?x ?(\d{1,5})'(?!\w)")
-FEET = re.compile(r"(?<![\w.'])(\d{1,5})'(?![\w'])(?=[\s,.;:)!?x]|$)")
-INCHES = re.compile(r"(?<![\w.\"])(\d{1,4}(?:\.\d{1,2})?(?: \d/\d{1,2})?)\"")
-ATTACHED_INCHES = re.compile(r"(?<![\w.,])(\d{1,4}(?:\.\d{1,2})?)-?in\b(?!-)|(?<=\bft )(\d{1,2}) in\b")
+FEET_AND_INCHES = Prefiltered(r"(?<![\w.'])(\d{1,2})'\s?(\d{1,2}(?:\.5)?)(?:\"|'')", all_of="'", any_of=DIGITS)
+FEET_BY_FEET = Prefiltered(r"(?<![\w.'])(\d{1,5})' ?x ?(\d{1,5})'(?!\w)", all_of="'x", any_of=DIGITS)
+FEET = Prefiltered(r"(?<![\w.'])(\d{1,5})'(?![\w'])(?=[\s,.;:)!?x]|$)", all_of="'", any_of=DIGITS)
+INCHES = Prefiltered(r"(?<![\w.\"])(\d{1,4}(?:\.\d{1,2})?(?: \d/\d{1,2})?)\"", all_of='"', any_of=DIGITS)
+ATTACHED_INCHES = Prefiltered(
+    r"(?<![\w.,])(\d{1,4}(?:\.\d{1,2})?)-?in\b(?!-)|(?<=\bft )(\d{1,2}) in\b", all_of="in", any_of=DIGITS
+)
 
 TIME = r"\d{1,2}(?::[0-5]\d)?"
 HALF = r"\s?[AaPp]\.?\s?[Mm]\b\.?"
-TIME_RANGE = re.compile(rf"(?<![\w:.,-])({TIME}{HALF}|noon|midnight)\s?-\s?(?={TIME}{HALF}|{TIME}\b|noon|midnight)")
-HOURS_RANGE = re.compile(rf"(?<![\w:.,-])({TIME})\s?-\s?(?={TIME}{HALF})")
-CLOCK_RANGE = re.compile(r"(?<![\w:.,-])(\d{1,2}:[0-5]\d)\s?-\s?(?=\d{1,2}:[0-5]\d(?!\d))")
+TIME_RANGE = Prefiltered(
+    rf"(?<![\w:.,-])({TIME}{HALF}|noon|midnight)\s?-\s?(?={TIME}{HALF}|{TIME}\b|noon|midnight)", all_of="-"
+)
+HOURS_RANGE = Prefiltered(rf"(?<![\w:.,-])({TIME})\s?-\s?(?={TIME}{HALF})", all_of="-", any_of=DIGITS)
+CLOCK_RANGE = Prefiltered(r"(?<![\w:.,-])(\d{1,2}:[0-5]\d)\s?-\s?(?=\d{1,2}:[0-5]\d(?!\d))", all_of="-:", any_of=DIGITS)
 
 DAYS = {
     "Mon": "Monday", "Tue": "Tuesday", "Tues": "Tuesday", "Wed": "Wednesday", "Weds": "Wednesday", "Thu": "Thursday",
@@ -49,46 +56,63 @@ DAYS = {
 }  # fmt: skip
 CALENDAR = {**DAYS, **MONTH_OF}
 CALENDAR_NAME = any_of({*CALENDAR, *CALENDAR.values(), "May"})
-CALENDAR_RANGE = re.compile(rf"(?<![\w-])({CALENDAR_NAME})\.?\s?-\s?({CALENDAR_NAME})(?![\w-])")
+CALENDAR_RANGE = Prefiltered(rf"(?<![\w-])({CALENDAR_NAME})\.?\s?-\s?({CALENDAR_NAME})(?![\w-])", all_of="-")
 # Some are words or names ("Sat", "Sun"): expanded where another day, a date or a time follows.
-DAY_BEFORE_TIME = re.compile(rf"(?<![\w-])({any_of(DAYS)})(?:\.,?|,)?(?=\s(?:{any_of(MONTH_OF)}|\d))")
-DAY_BEFORE_DASH = re.compile(r"(?<![\w-])(Mon|Tues?|Weds?|Thu(?:rs?)?|Fri)(?=\s?(?:-\s|--|:\s))")
-DOTTED_DAY = re.compile(r"(?<![\w-])(Mon|Tues?|Weds?|Thurs?|Fri)(?:(\.)(?=\s*$|\s+[A-Z])|\.(?!\w))")
-
-MONTH_DAYS = re.compile(
-    rf"(?<![\w-])({any_of({*MONTH_OF, *MONTH_OF.values(), 'May'})})\.?\s(\d{{1,2}})(?:st|nd|rd|th)?"
-    r"\s?-\s?(\d{1,2})(?:st|nd|rd|th)?(?![\w:%/-])"
+DAY_BEFORE_TIME = Prefiltered(rf"(?<![\w-])({any_of(DAYS)})(?:\.,?|,)?(?=\s(?:{any_of(MONTH_OF)}|\d))", any_of="FMSTW")
+DAY_BEFORE_DASH = Prefiltered(r"(?<![\w-])(Mon|Tues?|Weds?|Thu(?:rs?)?|Fri)(?=\s?(?:-\s|--|:\s))", any_of=":-")
+DOTTED_DAY = Prefiltered(
+    r"(?<![\w-])(Mon|Tues?|Weds?|Thurs?|Fri)(?:(\.)(?=\s*$|\s+[A-Z])|\.(?!\w))", all_of=".", any_of="FMTW"
 )
-DECADES = re.compile(r"(?<!\w)([12]\d\d0)'?s\s?-\s?'?(?=[2-9]0s\b)")
-AGES = re.compile(r"(?<![\w.,-])(\d{1,3})-(?=\d{1,3}-(?:year|month|week|day|hour|minute|mile|foot|page)\b)")
-MONTH_TO_MONTH = re.compile(
+
+MONTH_DAYS = Prefiltered(
+    rf"(?<![\w-])({any_of({*MONTH_OF, *MONTH_OF.values(), 'May'})})\.?\s(\d{{1,2}})(?:st|nd|rd|th)?"
+    r"\s?-\s?(\d{1,2})(?:st|nd|rd|th)?(?![\w:%/-])",
+    all_of="-",
+    any_of=DIGITS,
+)
+DECADES = Prefiltered(r"(?<!\w)([12]\d\d0)'?s\s?-\s?'?(?=[2-9]0s\b)", all_of="-0s")
+AGES = Prefiltered(
+    r"(?<![\w.,-])(\d{1,3})-(?=\d{1,3}-(?:year|month|week|day|hour|minute|mile|foot|page)\b)", all_of="-", any_of=DIGITS
+)
+MONTH_TO_MONTH = Prefiltered(
     rf"(?<![\w-])((?:{any_of({*MONTH_OF, *MONTH_OF.values(), 'May'})})\.?\s\d{{1,2}}(?:st|nd|rd|th)?)\s?-\s?"
-    rf"(?=(?:{any_of({*MONTH_OF, *MONTH_OF.values(), 'May'})})\.?\s\d{{1,2}}\b)"
+    rf"(?=(?:{any_of({*MONTH_OF, *MONTH_OF.values(), 'May'})})\.?\s\d{{1,2}}\b)",
+    all_of="-",
+    any_of=DIGITS,
 )
 # Beside a spelled letter the hyphen joins acronyms: "U T C-H T M L".
-LETTER_RANGE = re.compile(r"(?<![\w-])(?<!\b[A-Z] )([A-Z])-([A-Z])(?![\w-])(?! [A-HJ-Z]\b)")
-TIMESTAMP = re.compile(
-    r"(?<![\w.-])(\d{4}-\d\d-\d\d)T([0-2]\d:[0-5]\d)(:[0-5]\d)?(?:\.\d{1,9})?(?:(Z)|([+-])(\d\d):?(\d\d))?(?!\w)"
+LETTER_RANGE = Prefiltered(r"(?<![\w-])(?<!\b[A-Z] )([A-Z])-([A-Z])(?![\w-])(?! [A-HJ-Z]\b)", all_of="-")
+TIMESTAMP = Prefiltered(
+    r"(?<![\w.-])(\d{4}-\d\d-\d\d)T([0-2]\d:[0-5]\d)(:[0-5]\d)?(?:\.\d{1,9})?(?:(Z)|([+-])(\d\d):?(\d\d))?(?!\w)",
+    all_of="-:T",
 )
-HOURS_AND_MINUTES = re.compile(r"(?<![\w.,])(\d{1,3})\s?h(?:rs?)?\s?(\d{1,2})\s?m(?:in)?(?!\w)")
-DAYS_AGO = re.compile(r"(?<![\w.,])(\d{1,4})d(?=\s(?:ago|later|left)\b)")
-ZONE = re.compile(r"(?<![\w])(UTC|GMT)\s?([+-])\s?(?=\d)")
-NEGATIVE_MONEY = re.compile(rf"(?<![\w)\d])(?:-\s?({SIGN})|({SIGN})-)(?=\d)")
-INDIAN_GROUPS = re.compile(r"(?<![\w.,])\d{1,2}(?:,\d\d){1,5},\d{3}(?!\d|,\d)")
-SQUARE_FEET = re.compile(r"(?<=\d)\s?(sq|cu)\.\s?ft\b(\.(?=\s*$|\s+[A-Z]))?\.?")
-SWISS_THOUSANDS = re.compile(r"(?<![\w.,'])\d{1,3}(?:'\d{3}){1,5}(?![\w'])")
-VOLTS_AND_AMPS = re.compile(
-    r"(?<![\w.,])(\d{1,4}(?:\.\d{1,2})?\s?V(?:AC|DC)?(?:,|\s?/|\s?@)?\s?)(\d{1,3}(?:\.\d{1,3})?)\s?A\b"
+HOURS_AND_MINUTES = Prefiltered(
+    r"(?<![\w.,])(\d{1,3})\s?h(?:rs?)?\s?(\d{1,2})\s?m(?:in)?(?!\w)", all_of="hm", any_of=DIGITS
 )
-COMPASS = re.compile(r"(?<=\d)\s?°\s?([NSEW])(?!\w)")
+DAYS_AGO = Prefiltered(r"(?<![\w.,])(\d{1,4})d(?=\s(?:ago|later|left)\b)", all_of="d", any_of=DIGITS)
+ZONE = Prefiltered(r"(?<![\w])(UTC|GMT)\s?([+-])\s?(?=\d)", all_of="T", any_of="+-")
+NEGATIVE_MONEY = Prefiltered(rf"(?<![\w)\d])(?:-\s?({SIGN})|({SIGN})-)(?=\d)", all_of="-", any_of=DIGITS)
+INDIAN_GROUPS = Prefiltered(r"(?<![\w.,])\d{1,2}(?:,\d\d){1,5},\d{3}(?!\d|,\d)", all_of=",", any_of=DIGITS)
+SQUARE_FEET = Prefiltered(r"(?<=\d)\s?(sq|cu)\.\s?ft\b(\.(?=\s*$|\s+[A-Z]))?\.?", all_of=".ft", any_of=DIGITS)
+SWISS_THOUSANDS = Prefiltered(r"(?<![\w.,'])\d{1,3}(?:'\d{3}){1,5}(?![\w'])", all_of="'", any_of=DIGITS)
+VOLTS_AND_AMPS = Prefiltered(
+    r"(?<![\w.,])(\d{1,4}(?:\.\d{1,2})?\s?V(?:AC|DC)?(?:,|\s?/|\s?@)?\s?)(\d{1,3}(?:\.\d{1,3})?)\s?A\b",
+    all_of="VA",
+    any_of=DIGITS,
+)
+COMPASS = Prefiltered(r"(?<=\d)\s?°\s?([NSEW])(?!\w)", all_of="°")
 COMPASS_NAMES = {"N": "north", "S": "south", "E": "east", "W": "west"}
-EVEN = re.compile(r"(?<![\w.,/-])50-50(?![\w/-])")
-TIMES = re.compile(
-    r"(?<=\d)x(?=\s(?:as|faster|slower|more|less|the|better|bigger|larger|smaller|cheaper|higher|lower|longer)\b)"
+EVEN = Prefiltered(r"(?<![\w.,/-])50-50(?![\w/-])", all_of="-50")
+TIMES = Prefiltered(
+    r"(?<=\d)x(?=\s(?:as|faster|slower|more|less|the|better|bigger|larger|smaller|cheaper|higher|lower|longer)\b)",
+    all_of="x",
+    any_of=DIGITS,
 )
 # One or two digits after the comma are cents: "€4,50". Three are a group of thousands.
-MONEY_COMMA = re.compile(rf"({SIGN}\s?)?(?<![\w.,])(\d{{1,6}}),(\d\d)(?![\d.,]\d|\d)(\s?{SIGN})?")
-DECIMAL_COMMA = re.compile(r"(?<![\w.,])(\d{1,3}(?:\.\d{3})+),(\d{1,2})(?![\d.,]\d|\d)")
+MONEY_COMMA = Prefiltered(
+    rf"({SIGN}\s?)?(?<![\w.,])(\d{{1,6}}),(\d\d)(?![\d.,]\d|\d)(\s?{SIGN})?", all_of=",", any_of=DIGITS
+)
+DECIMAL_COMMA = Prefiltered(r"(?<![\w.,])(\d{1,3}(?:\.\d{3})+),(\d{1,2})(?![\d.,]\d|\d)", all_of=",.", any_of=DIGITS)
 CODES = {
     "USD": "U S dollars", "EUR": "euros", "GBP": "British pounds", "JPY": "Japanese yen", "CHF": "Swiss francs",
     "CAD": "Canadian dollars", "AUD": "Australian dollars", "INR": "Indian rupees", "CNY": "Chinese yuan",
@@ -108,15 +132,15 @@ DOLLARS = {
     "S": "Singapore",
     "MX": "Mexican",
 }
-DOLLAR = re.compile(rf"(?<!\w)({'|'.join(DOLLARS)})\$\s?({NUMBER}{SCALE})(?!\w)")
-CODE_FIRST = re.compile(rf"(?<![\w$])({'|'.join(CODES)})\s?({NUMBER}{SCALE})(?!\w)")
-CODE_LAST = re.compile(rf"(?<![\w.,{SIGNS}])({NUMBER}{SCALE})\s?({'|'.join(CODES)})(?!\w)")
+DOLLAR = Prefiltered(rf"(?<!\w)({'|'.join(DOLLARS)})\$\s?({NUMBER}{SCALE})(?!\w)", all_of="$", any_of=DIGITS)
+CODE_FIRST = Prefiltered(rf"(?<![\w$])({'|'.join(CODES)})\s?({NUMBER}{SCALE})(?!\w)", any_of=DIGITS)
+CODE_LAST = Prefiltered(rf"(?<![\w.,{SIGNS}])({NUMBER}{SCALE})\s?({'|'.join(CODES)})(?!\w)", any_of=DIGITS)
 EITHER = {
     "he/she": "he or she", "she/he": "she or he", "his/her": "his or her", "him/her": "him or her", "s/he": "he or she",
     "yes/no": "yes or no", "true/false": "true or false", "on/off": "on or off", "either/or": "either or",
     "a/b": "A B", "i/o": "I O", "tcp/ip": "T C P I P", "p/e": "P E", "r/c": "R C",
 }  # fmt: skip
-EITHER_WORD = re.compile(rf"(?<![\w/])(?:{'|'.join(EITHER)})(?![\w/])", re.IGNORECASE)
+EITHER_WORD = Prefiltered(rf"(?<![\w/])(?:{'|'.join(EITHER)})(?![\w/])", all_of="/", flags=re.IGNORECASE)
 
 
 def speak_ranges(text: str) -> str:
@@ -163,11 +187,11 @@ def speak_lengths(text: str) -> str:
 
 def _inches(text: str) -> str:
     """Read `12"` as inches unless that mark closes a quotation."""
-    if not INCHES.search(text):
+    if not INCHES.may_match(text):
         return text
     parts: list[str] = []
     end = marks = 0
-    for match in INCHES.finditer(text):
+    for match in INCHES.pattern.finditer(text):
         marks += text.count('"', end, match.start())
         parts.append(text[end : match.start()])
         closes = marks % 2 == 1

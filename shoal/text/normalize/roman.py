@@ -3,8 +3,10 @@
 import re
 
 from shoal.text.normalize.numbers import cardinal, ordinal, year
+from shoal.text.normalize.prefilter import Prefiltered
 
 VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
+ROMAN_DIGITS = "".join(VALUES)
 # Canonical numerals only: "IIII" and "VX" are not numbers. The look-ahead excludes the empty numeral.
 ROMAN = r"(?=[IVXLCDM])M{0,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})"
 # A possessive may follow: "Henry VIII's wives"; "I'm" and "I'd" are not numerals.
@@ -35,26 +37,33 @@ COUNTED_AFTER = "century|dynasty|legion|corps|millennium|olympiad"
 # A numeral after one of these is not a number: "The IV drip", "My CV".
 DETERMINERS = r"(?:The|An?|This|That|My|His|Her|Its|Our|Your|Their|In|On|At|By|For|Via|And|Or|But|If|With|No)"
 
-TITLED = re.compile(rf"\b((?:{TITLES})\s+[A-Z][\w'-]{{1,30}}(?:\s[A-Z][\w'-]{{1,30}})?)\s+{INITIAL}({ROMAN}){END}")
-RULER = re.compile(
-    rf"\b((?:{RULERS})(?:\s(?:Paul|Carlos|Philip|Albert|Gustaf|Emmanuel|Joseph))?)\s+(?=[IVX]+{END}){INITIAL}({ROMAN})"
+TITLED = Prefiltered(
+    rf"\b((?:{TITLES})\s+[A-Z][\w'-]{{1,30}}(?:\s[A-Z][\w'-]{{1,30}})?)\s+{INITIAL}({ROMAN}){END}", any_of=ROMAN_DIGITS
 )
-HEIR = re.compile(rf"\b((?:{RULERS}|{HEIRS})(?:\s[A-Z]\.)?\s[A-Z][\w'-]{{1,30}})\s+(I{{2,3}}|IV){END}")
+RULER = Prefiltered(
+    rf"\b((?:{RULERS})(?:\s(?:Paul|Carlos|Philip|Albert|Gustaf|Emmanuel|Joseph))?)\s+(?=[IVX]+{END}){INITIAL}({ROMAN})",
+    any_of="IVX",
+)
+HEIR = Prefiltered(rf"\b((?:{RULERS}|{HEIRS})(?:\s[A-Z]\.)?\s[A-Z][\w'-]{{1,30}})\s+(I{{2,3}}|IV){END}", all_of="I")
 # One letter is a numeral of a ruler only where the sentence goes on as about a person: "Mary I think" is not.
 ABOUT_A_RULER = re.compile(
     r"\s*(?:$|[.,;:!?)]|'s\b|(?:was|is|of|had|ruled|reigned|died|and|who|became|married|at|in|to|for)\b)"
 )
 # "Class C" and "Section D" have letters; "Part I D" is a spelled word.
 LETTER = r"(?![LCDM]\b|[IVX] [A-Z]\b)"
-NUMBERED_NOUN = re.compile(rf"\b((?i:{NUMBERED})s?)\s+{LETTER}({ROMAN}){END}")
-NUMBERED_PAIR = re.compile(rf"\b((?i:{NUMBERED})s)\s+({ROMAN})(\s?(?:and|or|to|through|-|,|&)\s?)({ROMAN}){END}")
-NUMBERED_OF = re.compile(rf"\b((?i:{NUMBERED}))\s+({ROMAN})( of )({ROMAN}){END}")
-SUBDIVIDED = re.compile(rf"\b((?i:phase|type|class|stage|grade|group|part))\s+(?=[IVX])({ROMAN})([a-c])(?![\w'-])")
+NUMBERED_NOUN = Prefiltered(rf"\b((?i:{NUMBERED})s?)\s+{LETTER}({ROMAN}){END}", any_of=ROMAN_DIGITS)
+NUMBERED_PAIR = Prefiltered(
+    rf"\b((?i:{NUMBERED})s)\s+({ROMAN})(\s?(?:and|or|to|through|-|,|&)\s?)({ROMAN}){END}", any_of=ROMAN_DIGITS
+)
+NUMBERED_OF = Prefiltered(rf"\b((?i:{NUMBERED}))\s+({ROMAN})( of )({ROMAN}){END}", any_of=ROMAN_DIGITS)
+SUBDIVIDED = Prefiltered(
+    rf"\b((?i:phase|type|class|stage|grade|group|part))\s+(?=[IVX])({ROMAN})([a-c])(?![\w'-])", any_of="IVX"
+)
 LOWER_CASE = re.compile(r"\b((?i:chapter|page|pages|scene|volume|section|verse))\s+([ivx]{2,6})(?![\w'-])")
-COUNTED = re.compile(rf"(?<![\w'-])({ROMAN})\s+(?=(?i:{COUNTED_AFTER})s?\b)")
-WORLD_WAR = re.compile(r"(?<![\w'-])WW\s?(I{1,3}|1|2|3)(?![\w-])(?!'(?!s\b))")
-NAMED = re.compile(rf"\b(?!{DETERMINERS}\b)([A-Z][a-z][\w'-]{{0,30}})\s+([IVX]{{2,6}}){END}")
-LONG = re.compile(rf"(?<![\w'-])(?=[IVXLCDM]{{4}})({ROMAN}){END}")
+COUNTED = Prefiltered(rf"(?<![\w'-])({ROMAN})\s+(?=(?i:{COUNTED_AFTER})s?\b)", any_of=ROMAN_DIGITS)
+WORLD_WAR = Prefiltered(r"(?<![\w'-])WW\s?(I{1,3}|1|2|3)(?![\w-])(?!'(?!s\b))", all_of="W")
+NAMED = Prefiltered(rf"\b(?!{DETERMINERS}\b)([A-Z][a-z][\w'-]{{0,30}})\s+([IVX]{{2,6}}){END}", any_of="IVX")
+LONG = Prefiltered(rf"(?<![\w'-])(?=[IVXLCDM]{{4}})({ROMAN}){END}", any_of=ROMAN_DIGITS)
 WAR_NUMBERS = {"I": "one", "II": "two", "III": "three", "1": "one", "2": "two", "3": "three"}
 
 
