@@ -11,23 +11,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import httpx
+import aiohttp
 import pytest
 
 from shoal.errors import GenerationFailed, InvalidRequest
 from shoal.tools.bench.load.audio_meter import AudioMeter
-from shoal.tools.bench.load.client import LoadTarget, parse_target
+from shoal.tools.bench.load.client import LoadTarget, parse_target, send_request
+from shoal.tools.bench.load.http import open_client
 from shoal.tools.bench.load.playback import stalled_seconds
 from shoal.tools.bench.load.run import LoadPlan, run_load, target_names
 from shoal.tools.bench.load.stage import LoadStage, arrival_times, parse_stages
 from shoal.tools.bench.load.summary import Objective
 from shoal.tools.bench.report.metrics import metrics
 from tests.cli.conftest import Shoal, shoal  # noqa: F401
-from tests.tools.bench.virtual import RATE, VirtualLoop, VirtualServer
+from tests.tools.bench.virtual import RATE, VirtualAnswer, VirtualLoop, VirtualServer, VirtualServers
 
 OPENAI = parse_target("http://fake:1")
 
@@ -39,7 +42,7 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measured(server: VirtualServer, stages: str, *, open: bool, seconds: float = 20.0, **plan: object) -> dict:
     document = run_load(
-        [OPENAI], LoadPlan(parse_stages(stages, open=open, seconds=seconds), **plan), progress=False, transport=server
+        [OPENAI], LoadPlan(parse_stages(stages, open=open, seconds=seconds), **plan), progress=False, http=server
     )
     assert document["complete"]
     return document["runs"][0]
@@ -128,14 +131,9 @@ def test_audio_slower_than_real_time_stalls_playback() -> None:
 @pytest.mark.usefixtures("virtual")
 def test_compared_servers_receive_the_same_texts() -> None:
     servers = {"fast:1": VirtualServer(first=0.1), "slow:1": VirtualServer(first=0.4)}
-
-    class Both(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            return await servers[request.url.netloc.decode()].handle_async_request(request)
-
     targets = [parse_target(f"http://{name}") for name in servers]
     plan = LoadPlan(parse_stages("5", open=True, seconds=20.0))
-    runs = run_load(targets, plan, progress=False, transport=Both())["runs"]
+    runs = run_load(targets, plan, progress=False, http=VirtualServers(servers))["runs"]
     assert [run["stages"][0]["first_audio"]["p50"] for run in runs] == pytest.approx([0.1, 0.4])
     assert servers["fast:1"].bodies == servers["slow:1"].bodies
     texts = [json.loads(body)["input"] for body in servers["fast:1"].bodies]
@@ -146,7 +144,7 @@ def test_compared_servers_receive_the_same_texts() -> None:
 @pytest.mark.parametrize("open", [False, True])
 def test_a_stage_can_end_after_a_number_of_requests(open: bool) -> None:
     plan = LoadPlan(parse_stages("2", open=open, seconds=86_400.0, requests=10))
-    document = run_load([OPENAI], plan, progress=False, transport=VirtualServer(first=0.5, pieces=1))
+    document = run_load([OPENAI], plan, progress=False, http=VirtualServer(first=0.5, pieces=1))
     (stage,) = document["runs"][0]["stages"]
     assert len(stage["outcomes"]) == 10
     expected = 4.0 if not open else 10 / stage["seconds"]  # two clients with requests of half a second
@@ -260,13 +258,15 @@ def test_invalid_flags_are_rejected_before_any_request(shoal: Shoal, arguments: 
 @pytest.mark.parametrize("how", [SystemExit(143), KeyboardInterrupt()], ids=["SIGTERM", "SIGINT"])
 def test_a_signal_that_raises_inside_a_request_ends_the_stage_when_it_came(how: BaseException) -> None:
     class Interrupted(VirtualServer):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        @asynccontextmanager
+        async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator[VirtualAnswer]:
             if len(self.bodies) == 10:
                 raise how
-            return await super().handle_async_request(request)
+            async with super().post(url, body, headers) as answer:
+                yield answer
 
     plan = LoadPlan(parse_stages("2", open=False, seconds=60.0))
-    document = run_load([OPENAI], plan, progress=False, transport=Interrupted(first=0.25, gap=0.05, pieces=11))
+    document = run_load([OPENAI], plan, progress=False, http=Interrupted(first=0.25, gap=0.05, pieces=11))
     assert not document["complete"]
     stage = document["runs"][0]["stages"][0]
     assert stage["requests"] == 7  # of ten two were for warming up, one was in flight
@@ -359,9 +359,10 @@ def test_over_real_sockets_known_delays_are_found_within_five_percent(
     server = SlowServer(first=1.0, gap=0.25, pieces=5, path=short_path / "socket")
     # Both ends in one loop whose clock stands still while bytes are in transit; TCP may hand them over later.
     monkeypatch.setattr("asyncio.events.new_event_loop", server.virtual_loop)
-    through = httpx.AsyncHTTPTransport(uds=str(short_path / "socket"))
+    through = partial(aiohttp.UnixConnector, str(short_path / "socket"))
+    monkeypatch.setattr(aiohttp, "TCPConnector", lambda resolver, **options: through(**options))
     with server.listener:
-        stage = run_load([parse_target(server.url)], plan, progress=False, transport=through)["runs"][0]["stages"][0]
+        stage = run_load([parse_target(server.url)], plan, progress=False)["runs"][0]["stages"][0]
     assert stage["errors"] == {}
     assert stage["requests"] >= 8
     for kind in ("min", "p99"):
@@ -375,6 +376,74 @@ def test_unreachable_servers_and_wrong_content_types_are_reported() -> None:
         run_load([parse_target("http://127.0.0.1:9")], plan, progress=False)
     with SlowServer(0.0, 0.0, 1, kind="audio/mpeg") as server, pytest.raises(GenerationFailed, match="audio/mpeg"):
         run_load([parse_target(server.url)], plan, progress=False)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def request_error(connected: Connected, timeout: float = 60.0) -> str | None:
+    """Send one request to a server whose connections `connected` handles; return the error of its outcome."""
+
+    async def run() -> str | None:
+        closed = asyncio.Event()
+
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await connected(reader, writer)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            closed.set()
+
+        async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+            target = parse_target(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            async with open_client(timeout) as http:
+                outcome = await send_request(http, target, "Hello.", 0, 0.0, 0.0)
+            await closed.wait()
+            return outcome.error
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"", "cut off"),
+        (HEAD, "cut off"),
+        (HEAD + b"4\r\n\0\0", "cut off"),
+        (HEAD + b"4\r\n\0\0\0\0\r\n", "cut off"),
+        (HEAD + b"not a length\r\n", "cut off"),
+        (b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\ncontent-length: 4\r\n\r\n\0\0", "cut off"),
+        (b"not HTTP\r\n\r\n", "cut off"),
+        (b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n", "HTTP 503"),
+        (b"HTTP/1.1 307 Elsewhere\r\nlocation: /\r\ncontent-length: 0\r\n\r\n", "HTTP 307"),
+        (HEAD + b"4\r\n\0\0\0\0\r\n0\r\n\r\n", None),
+    ],
+)
+def test_incomplete_answers_are_reported_with_their_cause(answer: bytes, error: str | None) -> None:
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")  # the whole request
+        writer.write(answer)
+
+    assert request_error(close) == error
+
+
+@pytest.mark.parametrize("answer", [b"", HEAD, HEAD + b"4\r\n\0\0\0\0\r\n"])
+def test_a_server_that_stops_sending_is_a_timeout(answer: bytes) -> None:
+    async def stop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        await reader.read()  # the request, until the client closes the connection
+
+    assert request_error(stop, timeout=0.1) == "timeout"
+
+
+def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    plan = LoadPlan(parse_stages("1", open=False, seconds=60.0, requests=1))
+    with SlowServer(0.0, 0.0, 1) as server:
+        assert run_load([parse_target(server.url)], plan, progress=False)["runs"][0]["stages"][0]["errors"] == {}
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

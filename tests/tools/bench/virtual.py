@@ -2,11 +2,11 @@
 
 import asyncio
 import selectors
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
-
-import httpx
+from urllib.parse import urlsplit
 
 RATE = 24_000
 
@@ -29,8 +29,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 @dataclass
-class VirtualServer(httpx.AsyncBaseTransport):
-    """Responds after `first` seconds, then sends `pieces` chunks `gap` seconds apart; at most `slots` concurrently."""
+class VirtualServer:
+    """HTTP client of a server without a network.
+
+    The server responds after `first` seconds, then sends `pieces` chunks `gap` seconds apart; at most `slots` at once.
+    """
 
     first: float = 0.2
     gap: float = 0.05
@@ -46,32 +49,45 @@ class VirtualServer(httpx.AsyncBaseTransport):
     def __post_init__(self) -> None:
         self._rng, self._free = Random(self.seed), asyncio.Semaphore(self.slots)
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.bodies.append(await request.aread())
+    @asynccontextmanager
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator["VirtualAnswer"]:
+        self.bodies.append(body)
         if self.fails and len(self.bodies) % self.fails == 0:
-            return httpx.Response(429)
+            yield VirtualAnswer(self, 0, status=429)
+            return
         pieces = 0 if self.silent and len(self.bodies) % self.silent == 0 else self.pieces
-        await self._free.acquire()
-        await asyncio.sleep(self._delay(self.first))
-        return httpx.Response(200, headers={"content-type": "audio/pcm"}, stream=_Stream(self, pieces))
+        async with self._free:
+            await asyncio.sleep(self._delay(self.first))
+            yield VirtualAnswer(self, pieces)
 
     def _delay(self, seconds: float) -> float:
         return seconds * (1 + self.jitter * self._rng.random())
 
     async def speak(self, pieces: int) -> AsyncIterator[bytes]:
-        try:
-            for number in range(pieces):
-                if number:
-                    await asyncio.sleep(self._delay(self.gap))
-                yield b"\0\0" * round(RATE * self.piece_seconds)
-        finally:
-            self._free.release()
+        for number in range(pieces):
+            if number:
+                await asyncio.sleep(self._delay(self.gap))
+            yield b"\0\0" * round(RATE * self.piece_seconds)
+
+
+class VirtualServers:
+    """HTTP client of several servers, by host and port."""
+
+    def __init__(self, servers: Mapping[str, VirtualServer]) -> None:
+        self.servers = servers
+
+    @asynccontextmanager
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> AsyncIterator["VirtualAnswer"]:
+        async with self.servers[urlsplit(url).netloc].post(url, body, headers) as answer:
+            yield answer
 
 
 @dataclass
-class _Stream(httpx.AsyncByteStream):
+class VirtualAnswer:
     server: VirtualServer
-    pieces: int
+    count: int
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=lambda: {"content-type": "audio/pcm"})
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self.server.speak(self.pieces)
+    def pieces(self) -> AsyncIterator[bytes]:
+        return self.server.speak(self.count)

@@ -1,17 +1,16 @@
 """Client of one request to a speech server with the OpenAI or Fish API; records when audio arrives."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from shoal.errors import AudioError, InvalidRequest
 from shoal.tools.bench.load.audio_meter import AudioMeter
+from shoal.tools.bench.load.http import HttpClient, RequestFailed
 from shoal.tools.bench.load.playback import BUFFERS, stalled_seconds
-
-if TYPE_CHECKING:
-    import httpx
 
 Api = Literal["openai", "fish"]
 
@@ -49,7 +48,7 @@ class LoadTarget:
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +93,16 @@ def parse_target(url: str, api: str | None = None, **fields: str | None) -> Load
 
 
 async def send_request(
-    http: "httpx.AsyncClient", target: LoadTarget, text: str, number: int, due: float, began: float
+    http: HttpClient, target: LoadTarget, text: str, number: int, due: float, began: float
 ) -> LoadOutcome:
     """Send one request and record when audio arrives. `due` and `began` (start of the stage) are event loop times."""
-    import httpx
-
     clock = asyncio.get_running_loop().time
     sent, arrivals, error = clock(), list[tuple[float, float]](), None
     try:
         async for seconds in _audio(http, target, text, number):
             if seconds:
                 arrivals.append((clock() - due, seconds))
-    except httpx.HTTPStatusError as problem:
-        error = f"HTTP {problem.response.status_code}"
-    except httpx.TimeoutException:
-        error = "timeout"
-    except httpx.ConnectError:
-        error = "no connection"
-    except httpx.HTTPError:
-        error = "cut off"
-    except AudioError as problem:
+    except (RequestFailed, AudioError) as problem:
         error = str(problem)
     return LoadOutcome(
         number=number,
@@ -127,15 +116,17 @@ async def send_request(
     )
 
 
-async def _audio(http: "httpx.AsyncClient", target: LoadTarget, text: str, number: int) -> AsyncIterator[float]:
+async def _audio(http: HttpClient, target: LoadTarget, text: str, number: int) -> AsyncIterator[float]:
     """Yield the seconds of audio in every piece that arrives."""
-    async with http.stream("POST", target.url, json=target.body(text, number), headers=target.headers) as answer:
-        answer.raise_for_status()
+    body = json.dumps(target.body(text, number)).encode()
+    async with http.post(target.url, body, target.headers) as answer:
+        if not 200 <= answer.status < 300:
+            raise RequestFailed(f"HTTP {answer.status}")
         kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in SOUNDS:
             raise AudioError(f"{kind} instead of pcm or wav")
         meter = AudioMeter(_rate(answer.headers.get("x-sample-rate"), target.api))
-        async for piece in answer.aiter_raw():
+        async for piece in answer.pieces():
             yield meter.feed(piece)
         yield meter.end()
 

@@ -3,23 +3,21 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from shoal.errors import GenerationFailed, MissingExtra
+from shoal.errors import GenerationFailed
 from shoal.tools.bench.document import INTERRUPTS, Document, new_document
 from shoal.tools.bench.load.client import LoadOutcome, LoadTarget, send_request
+from shoal.tools.bench.load.http import HttpClient, open_client
 from shoal.tools.bench.load.search import MAX_TRIALS, highest_rate
 from shoal.tools.bench.load.stage import LoadStage, run_stage
 from shoal.tools.bench.load.summary import Objective, summarize_stage
 from shoal.tools.bench.machine import describe_client
 from shoal.tools.bench.progress import BenchProgress, progress_bar
 from shoal.tools.bench.texts import SENTENCES, texts
-
-if TYPE_CHECKING:
-    import httpx
 
 TICK = 0.25
 
@@ -66,7 +64,7 @@ def run_load(
     plan: LoadPlan,
     *,
     progress: bool = True,
-    transport: "httpx.AsyncBaseTransport | None" = None,
+    http: HttpClient | None = None,
 ) -> Document:
     """Run a load test; an interrupt keeps finished requests. Raises GenerationFailed if warm-up fails."""
     document = new_document("load", dict(describe_client()), _settings(plan))
@@ -74,7 +72,7 @@ def run_load(
     seconds = sum(stage.seconds for stage in plan.stages) * len(targets) * (MAX_TRIALS // 2 if plan.search else 1)
     with progress_bar(seconds, shown=progress) as bar:
         try:
-            asyncio.run(_run_targets(runs, plan, bar, transport))
+            asyncio.run(_run_targets(runs, plan, bar, http))
             document["complete"] = True
         except INTERRUPTS:
             pass
@@ -90,10 +88,8 @@ def target_names(targets: Sequence[LoadTarget]) -> list[str]:
     return [name if taken[name] == 1 else f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
-async def _run_targets(
-    runs: list[TargetRun], plan: LoadPlan, bar: BenchProgress, transport: "httpx.AsyncBaseTransport | None"
-) -> None:
-    async with _client(plan, transport) as http:
+async def _run_targets(runs: list[TargetRun], plan: LoadPlan, bar: BenchProgress, given: HttpClient | None) -> None:
+    async with open_client(plan.timeout) if given is None else nullcontext(given) as http:
         for run in runs:
             bar.describe(f"{run.name}: warm-up")
             await _warm_up(http, run.target, plan)
@@ -106,7 +102,7 @@ async def _run_targets(
                 await _run(http, run, stage, plan, bar, number)
 
 
-async def _search(http: "httpx.AsyncClient", run: TargetRun, plan: LoadPlan, bar: BenchProgress) -> None:
+async def _search(http: HttpClient, run: TargetRun, plan: LoadPlan, bar: BenchProgress) -> None:
     run.searched = True
     first = plan.stages[0]
 
@@ -118,7 +114,7 @@ async def _search(http: "httpx.AsyncClient", run: TargetRun, plan: LoadPlan, bar
 
 
 async def _run(
-    http: "httpx.AsyncClient", run: TargetRun, stage: LoadStage, plan: LoadPlan, bar: BenchProgress, number: int
+    http: HttpClient, run: TargetRun, stage: LoadStage, plan: LoadPlan, bar: BenchProgress, number: int
 ) -> list[LoadOutcome]:
     """Run one stage. Outcomes are added to the run as they arrive, so that an interrupt keeps them."""
     outcomes: list[LoadOutcome] = []
@@ -148,7 +144,7 @@ async def _run(
     return outcomes
 
 
-async def _warm_up(http: "httpx.AsyncClient", target: LoadTarget, plan: LoadPlan) -> None:
+async def _warm_up(http: HttpClient, target: LoadTarget, plan: LoadPlan) -> None:
     clock, problem = asyncio.get_running_loop().time, None
     for number, text in enumerate(islice(texts(plan.sentences, first=SENTENCES - 100), plan.warm_up)):
         now = clock()
@@ -176,17 +172,6 @@ def _ticking(bar: BenchProgress, what: str, seconds: float) -> Iterator[None]:
         yield
     finally:
         task.cancel()
-
-
-def _client(plan: LoadPlan, transport: "httpx.AsyncBaseTransport | None") -> "httpx.AsyncClient":
-    try:
-        import httpx
-    except ModuleNotFoundError:
-        raise MissingExtra("load tests need httpx: pip install 'shoal-tts[bench]'") from None
-    from shoal.http_connections import SeparateConnections
-
-    # No proxy, which would be measured too, and no connection limit: queueing must happen in the server.
-    return httpx.AsyncClient(timeout=plan.timeout, trust_env=False, transport=transport or SeparateConnections())
 
 
 def _settings(plan: LoadPlan) -> dict[str, Any]:
