@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from shoal.audio.pcm import Samples
+from shoal.audio.resample import StreamPool
 
 Recorded = Callable[..., bytes]
 # A Python whose warnings are errors, but for numpy's about CPU features that it does not know (pyproject.toml).
@@ -78,3 +79,4 @@ def without_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide the packages of `shoal-tts[formats]`."""
     monkeypatch.setitem(sys.modules, "av", None)
     monkeypatch.setitem(sys.modules, "soxr", None)
+    monkeypatch.setattr("shoal.audio.resample.STREAMS", StreamPool(1))

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.audio.resample import Resampler
+from shoal.audio.resample import Resampler, StreamPool
 from shoal.errors import MissingExtra
 
 
@@ -29,3 +29,35 @@ def test_resampling_in_pieces_equals_resampling_whole(speech, cuts, rate):
     got = [pieces.feed(piece) for piece in np.split(samples, np.cumsum(cuts))]
     assert np.array_equal(np.concatenate([*got, pieces.finish()]), expected)
     assert abs(len(expected) - len(samples) * rate / 44_100) <= 1
+
+
+def resampled(resampler, samples):
+    return np.concatenate([resampler.feed(samples), resampler.finish()])
+
+
+def test_a_stream_that_is_used_again_does_not_remember_the_last_signal(monkeypatch, speech):
+    expected = resampled(Resampler(44_100, 24_000), speech(0.3))
+    pool = StreamPool(2)
+    monkeypatch.setattr("shoal.audio.resample.STREAMS", pool)
+    resampled(Resampler(44_100, 24_000), np.full(3000, np.nan, np.float32))
+    resampled(Resampler(44_100, 24_000), np.ones(5, np.float32))
+    assert len(pool) == 1
+    assert np.array_equal(resampled(Resampler(44_100, 24_000), speech(0.3)), expected)
+
+
+def test_idle_streams_are_bounded_and_belong_to_their_rates(monkeypatch):
+    pool = StreamPool(2)
+    monkeypatch.setattr("shoal.audio.resample.STREAMS", pool)
+    for rate in (8_000, 16_000, 24_000):
+        Resampler(44_100, rate).finish()
+    assert len(pool) == 2
+    assert resampled(Resampler(44_100, 8_000), np.zeros(44_100, np.float32)).size == 8_000
+    assert resampled(Resampler(44_100, 24_000, quality="VHQ"), np.zeros(44_100, np.float32)).size == 24_000
+
+
+@pytest.mark.parametrize("rate", [44_100, 24_000])
+def test_a_finished_resampler_takes_no_more_samples(rate):
+    resampler = Resampler(44_100, rate)
+    resampler.finish()
+    with pytest.raises(RuntimeError, match="finished"):
+        resampler.feed(np.zeros(10, np.float32))
