@@ -114,7 +114,7 @@ class Utterance:
     def turn_sampling(self) -> SamplingParams:
         """Return the sampling of the current turn and attempt; the first turn and attempt have the given seed."""
         offset = self.turn * TURN_STRIDE + self.attempt * ATTEMPT_STRIDE + self.turn_attempt * TURN_ATTEMPT_STRIDE
-        return replace(self.sampling, seed=(self.sampling.seed + offset) % 2**64)
+        return replace(self.sampling, seed=(self.sampling.seed + offset) % 2**64) if offset else self.sampling
 
     def text_span(self) -> TextSpan | None:
         """Return where the sequence holds the text of the current turn; None if no word times are requested."""

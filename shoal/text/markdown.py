@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 # A text without any of these has no markup, and is returned as it is: parsing costs several microseconds per character.
-MARKUP = re.compile(
-    r"[*_`~\[\]<&\\|]"
-    r"|^ {0,3}(?:#{1,6}[ \t]|>|[-+][ \t]|\d{1,9}[.)][ \t])"
-    r"|^ {0,3}(?:=+|-{2,}|(?:- ?){3,})[ \t]*$",
+MARKUP_CHARACTER = re.compile(r"[*_`~\[\]<&\\|]")
+MARKUP_LINE = re.compile(
+    r"^ {0,3}(?:#{1,6}[ \t]|>|[-+][ \t]|\d{1,9}[.)][ \t])|^ {0,3}(?:=+|-{2,}|(?:- ?){3,})[ \t]*$",
     re.MULTILINE,
 )
 # "5*3*2" is a product, not "5" followed by an emphasised "3"; "> 5" compares.
@@ -43,12 +42,18 @@ CLOSERS = "\"'”’)]*_"
 
 def plain_text(text: str) -> str:
     """Return `text` without Markdown and HTML markup; text without markup is returned unchanged."""
-    if not MARKUP.search(text):
+    if not has_markup(text):
         return text
     text = NO_LINK_DEFINITION.sub(r"\1\\\2", FOOTNOTE.sub("", text))
     protected = COMPARISON_AT_LINE_START.sub(r"\1\\>", PRODUCT_SIGN.sub(r"\\*", text))
     blocks = _blocks(_parser().parse(protected))
     return "\n\n".join(block for block in blocks if block.strip())
+
+
+def has_markup(text: str) -> bool:
+    """Return whether a text may have markup; some texts without any do, too."""
+    find_line = MARKUP_LINE.search if "\n" in text else MARKUP_LINE.match
+    return bool(MARKUP_CHARACTER.search(text) or find_line(text))
 
 
 @cache

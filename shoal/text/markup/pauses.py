@@ -19,7 +19,9 @@ ESCAPED = re.compile(r"\\[\[(]([^\[\]()\\\n]{0,200})\\?[\])]")
 
 def parse_pauses(text: str) -> list[Segment]:
     """Return the passages and pauses of a plain text. Raises TextError for a pause that is not one."""
-    return list(_segments(text))
+    if "[pause:" in text or "<break" in text:
+        return list(_segments(text))
+    return [Passage(text)] if text else []
 
 
 def unescape(text: str) -> str:
