@@ -1,5 +1,6 @@
 """Streaming resampler: the output does not depend on how the input is divided."""
 
+import atexit
 import threading
 from typing import TYPE_CHECKING
 
@@ -43,8 +44,14 @@ class StreamPool:
             self._idle.append((conversion, stream))
             del self._idle[: -self._size]
 
+    def clear(self) -> None:
+        with self._lock:
+            self._idle.clear()
+
 
 STREAMS = StreamPool(64)
+# soxr's extension prints a warning about every stream that is alive when the interpreter ends.
+atexit.register(STREAMS.clear)
 
 
 class Resampler:

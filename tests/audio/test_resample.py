@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -61,3 +64,15 @@ def test_a_finished_resampler_takes_no_more_samples(rate):
     resampler.finish()
     with pytest.raises(RuntimeError, match="finished"):
         resampler.feed(np.zeros(10, np.float32))
+
+
+def test_no_stream_is_alive_when_the_interpreter_ends():
+    program = """
+import atexit
+atexit.register(lambda: print(len(resample.STREAMS)))  # runs last
+from shoal.audio import resample
+resample.Resampler(44_100, 24_000).finish()
+print(len(resample.STREAMS))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "0"]
