@@ -224,7 +224,7 @@ class Supervisor:
             # The server's AdmissionQueue has the same limit, so this check refuses none of its requests: it only bounds
             # the queue of callers without one, such as batches, books and cluster replicas. Other jobs do not count: a
             # pending GetStats would refuse a request that AdmissionQueue has admitted.
-            if isinstance(command, Speak) and self._speech_jobs() >= config.slots + config.max_waiting:
+            if isinstance(command, Speak) and self._speech_jobs_reach(config.slots + config.max_waiting):
                 raise EngineBusy("the queue is full; try again later")
             job = EngineJob(next(self._ids), command, deliver)
             if not isinstance(command, GetStats):
@@ -238,8 +238,10 @@ class Supervisor:
         processes = [each for each in (self._current, *self._retiring) if each is not None]
         return [*self._queued, *(job for process in processes for job in process.jobs.values())]
 
-    def _speech_jobs(self) -> int:
-        return sum(isinstance(job.command, Speak) for job in self._jobs())
+    def _speech_jobs_reach(self, limit: int) -> bool:
+        """Return whether there are `limit` requests for speech. Looks through the jobs only if there are so many."""
+        jobs = len(self._queued) + sum(len(each.jobs) for each in (self._current, *self._retiring) if each is not None)
+        return jobs >= limit and sum(isinstance(job.command, Speak) for job in self._jobs()) >= limit
 
     def _assign(self, job: EngineJob) -> None:
         """Send a job to the current engine, or queue it until there is one. The lock is held."""
