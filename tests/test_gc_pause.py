@@ -1,8 +1,9 @@
 import gc
+import weakref
 
 import pytest
 
-from shoal.gc_pause import paused_gc, resume_full_gc
+from shoal.gc_pause import paused_gc, resume_full_gc, skip_existing_objects
 
 
 def test_nothing_is_collected_inside_and_what_was_created_is_skipped_afterwards() -> None:
@@ -31,3 +32,21 @@ def test_a_collector_that_is_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_existing_objects_are_skipped_and_later_ones_are_collected() -> None:
+    kept: list[list[int]] = [[] for _ in range(1000)]
+    skip_existing_objects()
+    assert gc.get_freeze_count() >= len(kept)
+    assert not any(each is kept for each in gc.get_objects())
+    cycle = Cycle()
+    gone = weakref.ref(cycle)
+    del cycle
+    gc.collect()
+    assert gone() is None
+    resume_full_gc()
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self

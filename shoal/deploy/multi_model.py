@@ -34,6 +34,7 @@ from shoal.deploy.memory import usable_bytes
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import ShoalError
+from shoal.gc_pause import skip_existing_objects
 from shoal.metrics import Metrics
 from shoal.paths import rss_bytes
 from shoal.server.app import create_app
@@ -283,4 +284,6 @@ def serve_multi_model(settings: Settings) -> None:
     max_bytes = settings.models_bytes or int(MEMORY_FRACTION * usable_bytes())
     with closing(bind(config)) as listener:
         logger.info("listening on %s port %d, %d MB for models", *listener.getsockname()[:2], max_bytes >> 20)
-        MultiModelServer(multi_model_app(ModelPool(config, source, max_bytes), config), config).run(sockets=[listener])
+        server = MultiModelServer(multi_model_app(ModelPool(config, source, max_bytes), config), config)
+        skip_existing_objects()
+        server.run(sockets=[listener])

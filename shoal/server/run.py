@@ -20,6 +20,7 @@ from shoal.checkpoint.find import RANDOM_PREFIX, find_directory
 from shoal.engine.process.supervisor import Supervisor, SupervisorConfig
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest, ShoalError, counted
+from shoal.gc_pause import skip_existing_objects
 from shoal.server.app import create_app
 from shoal.server.preflight import check_device
 from shoal.server.protocol import protocol_options
@@ -198,6 +199,7 @@ class DrainingServer(uvicorn.Server):
         if self._local_listener is not None:
             # uvicorn serves one kind of socket; `shutdown` closes what is in this list.
             self.servers.append(await self._loop.create_unix_server(self._protocol, sock=self._local_listener))
+        skip_existing_objects()
 
     def _protocol(self) -> asyncio.Protocol:
         config = self.config

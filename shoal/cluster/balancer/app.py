@@ -20,6 +20,7 @@ from shoal.cluster.balancer.config import RETRY_SECONDS, BalancerConfig
 from shoal.cluster.balancer.proxy import Proxy
 from shoal.cluster.balancer.sockets import forward_socket
 from shoal.cluster.balancer.workers import WorkerPool
+from shoal.gc_pause import skip_existing_objects
 from shoal.http_connections import SeparateConnections
 from shoal.metrics import Metrics
 from shoal.server.error_responses import add_exception_handlers
@@ -136,4 +137,6 @@ def balance(config: BalancerConfig, on_listening: Callable[[str, int], None] | N
     logger.info("balancing %d workers on %s port %d", len(config.workers), config.host, config.port)
     if on_listening is not None:
         on_listening(config.host, config.port)
-    BalancerServer(config).run()
+    server = BalancerServer(config)
+    skip_existing_objects()
+    server.run()
