@@ -19,7 +19,7 @@ LAYERS = (
     {"api"},
     {"engine", "voices", "audio"},
     {"text", "model", "codec", "checkpoint", "kernels", "quantize", "native"},
-    {"speech", "config", "errors", "metrics", "paths", "cores", "gc_pause", "http_connections"},
+    {"speech", "config", "errors", "metrics", "paths", "cores", "gc_pause"},
 )
 # Imports within the layer of text, model and codec are limited to these.
 WITHIN_LAYER = {

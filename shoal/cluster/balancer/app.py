@@ -17,11 +17,11 @@ from shoal.api.admission import BodyBudget
 from shoal.api.config import is_loopback
 from shoal.cluster.balancer.comparison import Comparison
 from shoal.cluster.balancer.config import RETRY_SECONDS, BalancerConfig
+from shoal.cluster.balancer.connections import SeparateConnections
 from shoal.cluster.balancer.proxy import Proxy
 from shoal.cluster.balancer.sockets import forward_socket
 from shoal.cluster.balancer.workers import WorkerPool
 from shoal.gc_pause import skip_existing_objects
-from shoal.http_connections import SeparateConnections
 from shoal.metrics import Metrics
 from shoal.server.error_responses import add_exception_handlers
 from shoal.server.middleware.connection_limit import ConnectionLimit

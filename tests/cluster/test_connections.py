@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 import httpx
 import pytest
 
-from shoal.http_connections import SeparateConnections
+from shoal.cluster.balancer.connections import SeparateConnections
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
 
