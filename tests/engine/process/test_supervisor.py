@@ -271,8 +271,9 @@ def test_a_request_that_breaks_the_device_fails_and_the_others_are_replayed() ->
         *good, error = (each for each in sorted(asyncio.run(together()), key=lambda each: not isinstance(each, list)))
         assert isinstance(error, GenerationFailed)
         assert [len(samples_of(chunks)) for chunks in good if isinstance(chunks, list)] == [6 * 640] * 3
-        assert supervisor.restarts == 2  # the second engine runs the request alone, and it is not given to a third
-        assert supervisor.ready
+        # The second engine runs the request alone, and it is not given to a third, which may still be starting.
+        wait_until(lambda: supervisor.ready and supervisor.restarts >= 2)
+        assert supervisor.restarts == 2
     finally:
         supervisor.close()
 
