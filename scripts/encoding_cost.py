@@ -19,7 +19,7 @@ from shoal.speech import Samples
 
 RATE = 44_100
 CHUNK = 8 * 2048  # samples: eight frames
-RATES = (100, 537, 821, 1172)  # seconds of audio per second: S1-mini over HTTP, with 64 and with 256 voices in process
+RATES = (100, 613, 834, 1197)  # seconds of audio per second: S1-mini over HTTP, with 64 and with 256 voices in process
 # OpenAI's pcm has 24 kHz; the others have the rate of the model, or the nearest that the format supports.
 OUTPUTS = {
     "pcm": OutputOptions("pcm"),
