@@ -1,7 +1,9 @@
 """Ray Serve request router that applies a routing strategy."""
 
+import asyncio
 from collections import Counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
@@ -21,7 +23,10 @@ class StrategyRouter(RequestRouter):  # type: ignore[misc]  # Ray's classes are 
     def initialize_state(self, strategy: str, slots: int, frontends: int) -> None:
         self._strategy: Strategy = make_strategy(strategy)
         self._slots, self._frontends = slots, frontends
-        self._in_flight: dict[str, tuple[ReplicaID, PendingRequest]] = {}  # by Ray's request id
+        # First choice per attempt to send a request. The keys are weak: an attempt that is cancelled, or that the
+        # replica refuses, ends without a call of `on_request_routed`, and Ray drops its future.
+        self._chosen: WeakKeyDictionary[asyncio.Future[Any], ReplicaID] = WeakKeyDictionary()
+        self._accepted: Counter[ReplicaID] = Counter()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -31,22 +36,28 @@ class StrategyRouter(RequestRouter):  # type: ignore[misc]  # Ray's classes are 
         candidates = [self._candidate(replica.replica_id, loads) for replica in candidate_replicas]
         chosen = [by_id[each.id] for each in self._strategy.order(_voice(pending_request), candidates)]
         if chosen and pending_request is not None:
-            self.on_request_routed(pending_request, chosen[0].replica_id, None)
+            self._chosen[pending_request.future] = chosen[0].replica_id
         # One replica per rank: Ray takes the first with free capacity.
         return [[replica] for replica in chosen]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        self._in_flight[pending_request.metadata.internal_request_id] = (replica_id, pending_request)
+        """Count a request that a replica has accepted until its result is complete.
 
-    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._in_flight.pop(internal_request_id, None)
+        `on_request_completed` is not used: Ray calls it before this method if a short request ends before the router
+        has read that it was accepted, and with the same id for all calls of one HTTP request.
+        """
+        self._chosen.pop(pending_request.future, None)
+        self._accepted[replica_id] += 1
+        loop = asyncio.get_running_loop()
+        # Called from a thread of Ray; at once if the result is already complete.
+        result.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release, replica_id))
+
+    def _release(self, replica_id: ReplicaID) -> None:
+        self._accepted -= Counter([replica_id])  # also drops zeros, so that replaced replicas do not accumulate
 
     def _loads(self) -> Counter[ReplicaID]:
-        # Ray sends no completion for a request that was cancelled before it was sent.
-        cancelled = [id for id, (_, pending) in self._in_flight.items() if pending.future.cancelled()]
-        for id in cancelled:
-            del self._in_flight[id]
-        return Counter(replica for replica, _ in self._in_flight.values())
+        # The future of a cancelled attempt may live until the next garbage collection.
+        return self._accepted + Counter(id for attempt, id in self._chosen.items() if not attempt.cancelled())
 
     def _candidate(self, id: ReplicaID, loads: Counter[ReplicaID]) -> Candidate:
         reported = 0 if self._frontends == 1 else self.replica_queue_len_cache.get(id) or 0

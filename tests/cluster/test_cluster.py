@@ -231,7 +231,8 @@ def test_a_killed_replica_is_replaced_and_its_waiting_requests_run_elsewhere(clu
             running = fill_every_slot(cluster, speaking, pool)
             begin_speaking(engines, speaking)
             running += [pool.submit(each.listen) for each in waiting]
-            # The router's view of the load lags behind, so the short ones need not be divided evenly.
+            # Ray passes over a replica that does not report its queue length in time, so the short ones need not be
+            # divided evenly.
             wait_until(lambda: all_have_arrived(in_flight(cluster)), interval=0.1)
             victim = cluster.workers()[0]
             os.kill(victim["pid"], signal.SIGKILL)

@@ -1,18 +1,10 @@
 import asyncio
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.engine.clock import FakeClock
-
-
-@dataclass(frozen=True)
-class Id:
-    """Stands for Ray's id of a replica."""
-
-    unique_id: str
 
 
 @pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # raised by Ray
@@ -105,27 +97,3 @@ def test_a_replica_gets_the_time_that_is_left_until_the_deadline(monkeypatch: py
     for deadline in (130.0, None, 100.0):
         asyncio.run(collect(deadline))
     assert [request.timeout for request in sent] == [23.0, 30.0, 1e-3]
-
-
-@pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")  # raised by Ray
-@pytest.mark.parametrize(("frontends", "preferred"), [(1, "first"), (2, "second")])
-def test_reported_loads_count_only_where_there_are_other_frontends(frontends: int, preferred: str) -> None:
-    """A replica's report includes calls for statistics that were running at that moment."""
-    from ray.serve._private.request_router.common import ReplicaQueueLengthCache
-
-    from shoal.cluster.router import StrategyRouter
-
-    router = object.__new__(StrategyRouter)
-    router._replica_queue_len_cache = ReplicaQueueLengthCache(get_curr_time_s=lambda: 0.0)
-    router.initialize_state("least-connections", slots=4, frontends=frontends)
-    replicas = [SimpleNamespace(replica_id=Id(name)) for name in ("first", "second")]
-
-    def request(number: int) -> Any:
-        metadata = SimpleNamespace(internal_request_id=str(number))
-        return SimpleNamespace(metadata=metadata, args=[], future=SimpleNamespace(cancelled=lambda: False))
-
-    for number, replica in enumerate(replicas):
-        router.on_request_routed(request(number), replica.replica_id, None)
-    router._replica_queue_len_cache.update(replicas[0].replica_id, 3)
-    ranked = asyncio.run(router.choose_replicas(replicas, request(2)))
-    assert ranked[0][0].replica_id.unique_id == preferred
