@@ -27,7 +27,7 @@ import numpy as np
 FRAMES = 120  # of every request: 5.6 s of audio
 FRAME_LENGTH = 2048
 # Seconds of a step, of each of its rows and of each prompt token: S1-mini in bf16 on an H200, with its codec.
-STEP, ROW, PROMPT_TOKEN = 1.06e-3, 0.035e-3, 0.008e-3
+STEP, ROW, PROMPT_TOKEN = 1.06e-3, 0.035e-3, 0.0045e-3
 
 
 def emulate_device() -> None:
