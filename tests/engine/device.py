@@ -62,6 +62,7 @@ class CheckingDevice:
     seeds: dict[int, int] = field(default_factory=dict)
     frames: dict[int, int] = field(default_factory=dict)
     pending: deque[StepOutput] = field(default_factory=deque)
+    _before: deque[dict[int, Cell]] = field(default_factory=deque)  # cells before each pending step
 
     def step(self) -> list[Progress]:
         """Plan, run, and commit the oldest finished step."""
@@ -70,12 +71,15 @@ class CheckingDevice:
         return [] if output is None else self.scheduler.commit(output)
 
     def launch(self, batch: Batch) -> None:
-        for prefill in batch.prefills:
-            if prefill.samples_frame:
-                slot = prefill.sequence.slot
-                self.seeds[slot], self.frames[slot] = prefill.sequence.sampling.seed, prefill.sequence.frames
-        ends = [self._prefill(each.sequence, each.start, each.end) for each in batch.prefills]
-        ends = [end for end, each in zip(ends, batch.prefills, strict=True) if each.samples_frame]
+        """Run a batch as the backends with fixed sizes do: all prompts up to their last tokens, then these."""
+        self._before.append(dict(self.cells))
+        sampled = [prefill for prefill in batch.prefills if prefill.samples_frame]
+        for prefill in sampled:
+            slot = prefill.sequence.slot
+            self.seeds[slot], self.frames[slot] = prefill.sequence.sampling.seed, prefill.sequence.frames
+        for each in batch.prefills:
+            self._prefill(each.sequence, each.start, each.end - each.samples_frame)
+        ends = [self._prefill(each.sequence, each.end - 1, each.end) for each in sampled]
         ends += [self._decode(sequence) for sequence in batch.decodes]
         slots = [sequence.slot for sequence, _ in batch.sampled()]
         drawn = [self._draw(slot, end) for slot, end in zip(slots, ends, strict=True)]
@@ -83,7 +87,21 @@ class CheckingDevice:
 
     def finished(self) -> StepOutput | None:
         """Return the oldest finished step; None until `lag` steps are in flight."""
-        return self.pending.popleft() if len(self.pending) > self.lag else None
+        return self.collect() if len(self.pending) > self.lag else None
+
+    def collect(self) -> StepOutput:
+        """Return the oldest step in flight."""
+        self._before.popleft()
+        return self.pending.popleft()
+
+    def fail(self) -> list[Batch]:
+        """Lose the steps in flight and everything they wrote; return their batches."""
+        lost = [output.batch for output in self.pending]
+        if lost:
+            self.cells = self._before[0]
+        self.pending.clear()
+        self._before.clear()
+        return lost
 
     def _prefill(self, sequence: Sequence, start: int, end: int) -> bytes:
         past = self._past(sequence.slot, start)

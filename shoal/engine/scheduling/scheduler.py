@@ -176,14 +176,13 @@ class Scheduler:
 
     def commit(self, output: StepOutput) -> list[Progress]:
         """Append the frames of a step; frames of sequences that have ended or been preempted since are dropped."""
+        self._commit_kv(output.batch)
         progress = []
         semantic = output.tokens[:, 0].tolist()
         for row, (sequence, epoch) in enumerate(output.batch.sampled()):
             if sequence.epoch == epoch:
                 frames = self._append_frame(sequence, output.tokens[row], semantic[row])
                 progress.append(Progress(sequence, frames, output.attention.get(row)))
-        for prefill in output.batch.prefills:
-            self._seal(prefill.sequence)
         return progress
 
     def release(self, sequence: Sequence) -> None:
@@ -289,7 +288,7 @@ class Scheduler:
             self._append_block(sequence, block)
         for _ in range(needed):
             self._append_block(sequence, self.pool.take())
-        sequence.computed = len(shared) * self.pool.size
+        sequence.computed = sequence.committed = len(shared) * self.pool.size
         sequence.sealed = len(shared)
 
     def _plan_prefills(self, eligible: list[Sequence], budget: int) -> list[Prefill]:
@@ -325,14 +324,27 @@ class Scheduler:
         if sequence.length >= sequence.max_length or (max_frames > 0 and sequence.frames >= max_frames):
             sequence.finish = FinishReason.LENGTH
             sequence.epoch += 1
-        if sequence.length % self.pool.size == 0:
-            self._seal(sequence)
         return 1
 
+    def _commit_kv(self, batch: Batch) -> None:
+        """Note the tokens whose keys and values a finished step has written; full blocks of them can be shared.
+
+        Tokens of steps in flight do not count: if such a step fails, its blocks hold anything.
+        """
+        for prefill in batch.prefills:
+            if prefill.sequence.epoch == prefill.epoch:
+                prefill.sequence.committed = prefill.end
+                self._seal(prefill.sequence)
+        for sequence, epoch in zip(batch.decodes, batch.epochs, strict=True):
+            if sequence.epoch == epoch:
+                sequence.committed += 1
+                if sequence.committed % self.pool.size == 0:
+                    self._seal(sequence)
+
     def _seal(self, sequence: Sequence) -> None:
-        """Register blocks that are full, computed and known in the prefix cache."""
+        """Register blocks that are full and committed in the prefix cache."""
         sequence.extend_keys(self.pool.size)
-        full = min(len(sequence.keys), sequence.computed // self.pool.size, len(sequence.blocks))
+        full = min(len(sequence.keys), sequence.committed // self.pool.size, len(sequence.blocks))
         for index in range(sequence.sealed, full):
             self.pool.seal(sequence.blocks[index], sequence.keys[index])
         sequence.sealed = max(sequence.sealed, full)

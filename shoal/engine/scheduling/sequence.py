@@ -5,6 +5,7 @@ Positions of a sequence, with the host up to one step behind the device:
     |<------ prompt ------>|<- frames of this turn ->|<- in flight ->|
     0                  turn_start                 length          planned
     |<-- computed: keys and values are in the cache, or will be after the step in flight -->|
+    |<-- committed: the step that computed them has ended -->|
 """
 
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ class Sequence:
     turn_start: int = 0
     planned: int = 0
     computed: int = 0
+    committed: int = 0
     slot: int = -1
     blocks: list[int] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)  # hashes of all full blocks of known tokens
@@ -77,6 +79,7 @@ class Sequence:
         self.sampling = sampling
         self.turn_start = self.planned = self.length
         self.computed = min(self.computed, self.length - len(prompt))
+        self.committed = min(self.committed, self.computed)
         self.finish = None
         self.discard_in_flight()
 
@@ -117,7 +120,7 @@ class Sequence:
     def reset_kv(self) -> None:
         """Forget the KV blocks; all tokens are recomputed, to the same result."""
         self.discard_in_flight()
-        self.blocks, self.computed, self.sealed = [], 0, 0
+        self.blocks, self.computed, self.committed, self.sealed = [], 0, 0, 0
 
     def clear(self) -> None:
         """Drop all tokens; the slot stays."""

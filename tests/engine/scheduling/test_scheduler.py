@@ -121,19 +121,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     def requeue(self, data: st.DataObject) -> None:
         self.scheduler.requeue(self._pick(data).sequence)
 
-    @precondition(lambda self: self.lag == 0)
     @rule()
     def fail(self) -> None:
-        """Fail a step: all its sequences are requeued, and the first of them runs alone."""
-        batch = self.scheduler.plan()
-        for sequence in sorted(batch.sequences(), key=lambda each: each.arrived, reverse=True):
+        """Fail a step and those in flight: their sequences are requeued, and the first of them runs alone."""
+        planned = self.scheduler.plan()
+        lost = [sequence for batch in (*self.device.fail(), planned) for sequence in batch.sequences()]
+        sequences = [each for each in dict.fromkeys(lost) if each.id in self.active and each.finish is None]
+        for sequence in sorted(sequences, key=lambda each: each.arrived, reverse=True):
             self.scheduler.requeue(sequence)
-        if batch:
-            first = batch.sequences()[0]
+        if sequences:
+            first = sequences[0]
             lonely = self.scheduler.plan(alone=first)
             assert first not in self.scheduler.running or set(lonely.sequences()) <= {first}
             self.device.launch(lonely)
-            for progress in self.scheduler.commit(self.device.pending.popleft()):
+            for progress in self.scheduler.commit(self.device.collect()):
                 self._collect(progress)
 
     @rule()
@@ -190,7 +191,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.every_block_is_free_or_used_or_cached()
         assert not self.active, "a sequence starves"
         while self.device.pending:
-            assert not self.scheduler.commit(self.device.pending.popleft())
+            assert not self.scheduler.commit(self.device.collect())
         assert (self.pool.used, self.scheduler.active, len(self.scheduler._waiting_since)) == (0, 0, 0)
         stats = self.scheduler.stats
         assert (stats.finished, stats.cancelled) == (self.finished, self.cancelled)
@@ -370,6 +371,21 @@ def test_a_cached_prompt_is_not_recomputed() -> None:
     [prefill] = line.plan().prefills
     # All but the block of the last token, from which the first frame is sampled.
     assert (prefill.start, prefill.end) == (8, 12)
+
+
+@pytest.mark.parametrize("steps", range(1, 17))
+def test_blocks_that_a_failed_step_should_have_computed_are_not_in_the_prefix_cache(steps: int) -> None:
+    line = scheduler(budget=8)
+    device = CheckingDevice(line, lag=1)
+    prompt = np.arange(40, dtype=np.int32).reshape(20, 2)
+    line.add(Sequence.start(0, prompt, SamplingParams(max_frames=20), MAX_LENGTH))
+    drew(device, steps)  # in flight: a part of the prompt, or a frame
+    [lost] = device.fail()
+    [failed] = lost.sequences()
+    line.requeue(failed)
+    [prefill] = line.plan().prefills
+    device._past(failed.slot, prefill.start)  # raises if a token was never computed
+    assert prefill.start % SIZE == 0
 
 
 @pytest.mark.parametrize("lag", [0, 1])
