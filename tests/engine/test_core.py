@@ -17,7 +17,7 @@ from shoal.errors import DeadlineExceeded, DeviceFailed, InvalidRequest, TextErr
 from shoal.speech import FinishReason, SamplingParams
 from shoal.voices.voice import Voice
 from tests.engine.clock import FakeClock
-from tests.engine.oracle import Oracle, Received, StepDriver, assert_nothing_leaked
+from tests.engine.oracle import Oracle, Received, StepDriver, assert_nothing_leaked, run_with_lag
 
 # Random weights generate noise, so the speech guard is off.
 PLAIN = EngineConfig(slots=8, guard=False)
@@ -122,6 +122,23 @@ def test_output_is_the_same_with_a_prefix_computed_by_another_sequence(either: O
     before = core.pool.stats.tokens_saved
     check(core, program, either)
     assert core.pool.stats.tokens_saved > before + sum(len(request.turns[0].prompt) - 16 for request in program) / 2
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("backend", ["eager", "native", "plain-graph"])
+def test_requests_that_arrive_together_compute_the_prefix_of_their_voice_once(
+    either: Oracle, voice: Voice, backend: str, lag: int
+) -> None:
+    core = EngineCore(either.checkpoint, replace(PLAIN, backend=backend))
+    run_with_lag(core, lag)
+    program = [
+        TimedRequest(build_turns(f"word {number}", voice, either.checkpoint), replace(SHORT, seed=number))
+        for number in range(6)
+    ]
+    check(core, program, either)
+    shared = len(program[0].turns[0].prefix) // PLAIN.block_size * PLAIN.block_size  # type: ignore[arg-type]
+    assert shared > 0
+    assert core.pool.stats.tokens_saved >= 5 * shared
 
 
 @pytest.mark.parametrize("host_blocks", [0, 400])

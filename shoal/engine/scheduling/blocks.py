@@ -71,6 +71,11 @@ class BlockPool:
         self.host_cache: BlockStore | None = None
 
     @property
+    def caching(self) -> bool:
+        """Return whether blocks are shared between sequences."""
+        return self._caching
+
+    @property
     def available(self) -> int:
         """Blocks that `take` can allocate now: free and cached ones."""
         return len(self._free) + len(self._cached)
@@ -125,10 +130,26 @@ class BlockPool:
             if block is None:
                 break
             found.append(block)
-        if found:
-            self.stats.hits += 1
-            self.stats.tokens_saved += len(found) * self.size
+        self.record_saved(len(found) * self.size, new_hit=True)
         return found
+
+    def record_saved(self, tokens: int, *, new_hit: bool) -> None:
+        """Count tokens of a prompt that need not be computed; `new_hit` unless the prompt was counted before."""
+        self.stats.tokens_saved += tokens
+        self.stats.hits += new_hit and tokens > 0
+
+    def share(self, key: Key) -> int | None:
+        """Reference and return the cached block of a key; None if there is none. The host cache is not searched."""
+        block = self._by_key.get(key)
+        if block is not None:
+            self.reference(block)
+        return block
+
+    def reference(self, block: int) -> None:
+        """Add a reference to a block that has one, or is cached."""
+        self._holders[block] += 1
+        self._reused[block] = True
+        self._cached.pop(block, None)
 
     def clear_cache(self) -> int:
         """Drop all unreferenced blocks without saving them to the host cache; return their number."""
@@ -140,13 +161,8 @@ class BlockPool:
         return count
 
     def _find(self, key: Key) -> int | None:
-        block = self._by_key.get(key)
-        if block is None:
-            return self._fetch(key)
-        self._holders[block] += 1
-        self._reused[block] = True
-        self._cached.pop(block, None)
-        return block
+        block = self.share(key)
+        return self._fetch(key) if block is None else block
 
     def _fetch(self, key: Key) -> int | None:
         """Restore a block from the host cache, if it is there and a block is available."""

@@ -16,6 +16,7 @@ from shoal.engine.memory.concurrency_limit import ConcurrencyLimit
 from shoal.engine.scheduling.blocks import BlockPool
 from shoal.engine.scheduling.fair_queue import FairQueue
 from shoal.engine.scheduling.policy import AdmissionPolicy, Continuous
+from shoal.engine.scheduling.prefixes_in_flight import PrefixesInFlight
 from shoal.engine.scheduling.sequence import Sequence, Tokens
 from shoal.errors import InvalidRequest
 from shoal.speech import FinishReason, SamplingParams
@@ -118,6 +119,7 @@ class Scheduler:
         self._free_slots = list(reversed(range(slots)))
         self._waiting_since: dict[int, float] = {}
         self._arrivals = 0
+        self._prefixes = PrefixesInFlight()
 
     @property
     def active(self) -> int:
@@ -154,11 +156,14 @@ class Scheduler:
 
         With `alone`, the batch holds only that sequence.
         """
+        self._prefixes.begin_plan()
         self._admit_waiting()
         # If memory held by others keeps `alone` from starting, they have to run first.
         eligible = [alone] if alone in self.running else list(self.running)
         decodes = self._plan_decodes(eligible)
         prefills = self._plan_prefills(eligible, self.prefill_budget(len(decodes)))
+        while orphans := self._prefixes.orphans():
+            self._preempt(orphans[0])
         # Reserving a block may have preempted a sequence that was already planned; its epoch has changed then.
         valid = [(sequence, epoch) for sequence, epoch in decodes if sequence.epoch == epoch]
         return Batch(
@@ -300,13 +305,40 @@ class Scheduler:
             # A sequence without blocks was preempted in this plan, or has not started.
             if sequence.finish is not None or not sequence.blocks or not self._reserve(sequence, sequence.length):
                 continue
-            prefills.append(self._prefill(sequence, min(todo, budget)))
-            budget -= min(todo, budget)
+            self._share_prefix(sequence)
+            tokens = min(sequence.length - sequence.computed, budget)
+            prefills.append(self._prefill(sequence, tokens))
+            budget -= tokens
         return prefills
+
+    def _share_prefix(self, sequence: Sequence) -> None:
+        """Skip prompt tokens that other sequences have computed since this one was admitted, or compute in flight."""
+        size, first = self.pool.size, sequence.computed // self.pool.size
+        sequence.extend_keys(size)
+        if not self.pool.caching or sequence.computed % size:
+            return
+        for index in range(first, (sequence.length - 1) // size):
+            block = self._computed_block(sequence, index)
+            if block is None:
+                break
+            self.pool.release([sequence.blocks[index]])
+            sequence.blocks[index] = self.tables[sequence.slot, index] = block
+            sequence.computed += size
+        self.pool.record_saved(sequence.computed - first * size, new_hit=first == 0)
+
+    def _computed_block(self, sequence: Sequence, index: int) -> int | None:
+        """Reference and return a block of another sequence with the tokens of this one; None if there is none."""
+        key = sequence.keys[index]
+        block = self.pool.share(key)
+        if block is None and (block := self._prefixes.borrow(key, sequence)) is not None:
+            self.pool.reference(block)
+        return block
 
     def _prefill(self, sequence: Sequence, tokens: int) -> Prefill:
         start, end = sequence.computed, sequence.computed + tokens
         sequence.computed = end
+        if self.pool.caching:
+            self._prefixes.add(sequence, start, end, self.pool.size)
         samples_frame = end == sequence.length
         if samples_frame:
             sequence.planned += 1

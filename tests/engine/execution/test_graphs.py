@@ -116,6 +116,26 @@ def test_nano_generates_the_same_frames_on_every_backend(nano: Checkpoint, tempe
         assert all(map(np.array_equal, spoken[backend], spoken["eager"])), backend
 
 
+@pytest.mark.parametrize("backend", ["graph", "fused"])
+def test_requests_that_compute_a_common_prefix_in_one_step_give_the_frames_that_they_give_alone(
+    full: Checkpoint, backend: str
+) -> None:
+    core, width = engine(full, 12, backend), 1 + full.model.config.num_codebooks
+    prompts = np.zeros((12, 330, width), np.int32)
+    prompts[:, :, 0] = np.arange(330) % 200
+    prompts[:, 300:, 0] += np.arange(12)[:, None]  # twelve texts after one voice
+
+    def utterance(number: int) -> Utterance:
+        turn = Turn("hm", prompts[number], prompts[number])
+        return Utterance(number, [turn], SamplingParams(seed=number, max_frames=10))
+
+    together = finished(core, [utterance(number) for number in range(12)])
+    assert core.pool.stats.tokens_saved == 11 * (300 // 16 * 16)
+    for number in (0, 1, 11):
+        core.pool.clear_cache()
+        assert np.array_equal(finished(core, [utterance(number)])[0], together[number])
+
+
 def test_a_request_gives_the_same_frames_alone_and_in_a_batch(full: Checkpoint) -> None:
     core = engine(full, 20, "graph")
     together = said(core, 20, 10)

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shoal.engine.scheduling.blocks import BlockPool
 from shoal.engine.scheduling.policy import AdmissionPolicy, Continuous, Dynamic, Static
-from shoal.engine.scheduling.scheduler import Progress, Scheduler, prefill_budget
+from shoal.engine.scheduling.scheduler import Batch, Prefill, Progress, Scheduler, prefill_budget
 from shoal.engine.scheduling.sequence import Sequence, Tokens
 from shoal.errors import InvalidRequest
 from shoal.speech import FinishReason, SamplingParams
@@ -25,6 +25,7 @@ from tests.engine.device import STOP_ID, CheckingDevice, alone
 SIZE = 4  # tokens per block
 MAX_LENGTH = 40  # tokens per sequence
 VOICES = [np.arange(2 * n, dtype=np.int32).reshape(n, 2) + 1000 * n for n in (5, 9, 14)]
+OWN = np.arange(8, dtype=np.int32).reshape(4, 2) + 500
 
 
 @dataclass
@@ -79,7 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         times=st.integers(1, 3),
     )
     def arrive(self, voice: Tokens, own: int, seed: int, max_frames: int, tails: list[int], times: int) -> None:
-        prompt = np.concatenate((voice, np.full((1 + own, 2), 500 + own, np.int32)))
+        prompt = np.concatenate((voice, OWN[: 1 + own]))  # shorter prompts are prefixes of longer ones
         for time in range(times):
             sequence = Sequence.start(
                 self.started, prompt, SamplingParams(seed=seed + time, max_frames=max_frames), MAX_LENGTH
@@ -150,7 +151,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not held.keys() & set(self.pool._free)
         for block, count in held.items():
             assert count == self.pool._holders[block]
-            assert count == 1 or self.pool._key[block] is not None, "only a full block has several holders"
+        for sequence in self.scheduler.running:
+            for index, block in enumerate(sequence.blocks):
+                full = sequence.computed >= (index + 1) * SIZE
+                assert full or held[block] == 1, "only a block that is full, or will be after this step, is shared"
 
     @invariant()
     def every_slot_has_one_owner(self) -> None:
@@ -386,6 +390,100 @@ def test_blocks_that_a_failed_step_should_have_computed_are_not_in_the_prefix_ca
     [prefill] = line.plan().prefills
     device._past(failed.slot, prefill.start)  # raises if a token was never computed
     assert prefill.start % SIZE == 0
+
+
+def same_voice(id: int, own: int, frames: int = 8) -> Sequence:
+    """Return a sequence with a voice of 14 tokens and the first `own` of four further tokens."""
+    prompt = np.concatenate((VOICES[2], OWN[:own]))
+    return Sequence.start(id, prompt, SamplingParams(seed=id, max_frames=frames), MAX_LENGTH)
+
+
+def spans(batch: Batch) -> list[tuple[int, int, int]]:
+    return [(each.sequence.id, each.start, each.end) for each in batch.prefills]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_requests_of_one_step_compute_their_common_prefix_once(lag: int) -> None:
+    line = scheduler(blocks=40)
+    device = CheckingDevice(line, lag)
+    for id in range(4):
+        line.add(same_voice(id, own=1 + id % 2))
+    batch = line.plan()
+    # Three full blocks of the voice are shared; the block of tokens 12 to 15 has the last token of each prompt.
+    assert spans(batch) == [(0, 0, 15), (1, 12, 16), (2, 12, 15), (3, 12, 16)]
+    assert line.pool.used == 3 + (1 + 2 + 1 + 2)  # with a block for the first frame
+    assert (line.pool.stats.hits, line.pool.stats.tokens_saved) == (3, 36)
+    device.launch(batch)
+    while line.active:
+        for progress in device.step():
+            if progress.sequence.finish is not None:
+                line.release(progress.sequence)
+    assert line.pool.used == 0
+
+
+def test_a_prefix_in_flight_is_not_computed_again_by_the_next_step() -> None:
+    line = scheduler(budget=8)
+    device = CheckingDevice(line, lag=1)
+    line.add(same_voice(0, own=1))
+    device.step()
+    line.add(same_voice(1, own=2))
+    batch = line.plan()
+    assert spans(batch) == [(0, 8, 15), (1, 12, 13)]
+    device.launch(batch)
+
+
+def test_the_last_token_of_a_prompt_is_not_shared_before_its_step_has_ended() -> None:
+    line = scheduler()
+    device = CheckingDevice(line)
+    line.add(same_voice(0, own=2))
+    line.add(same_voice(1, own=4))
+    batch = line.plan()
+    # The fourth block of sequence 0 ends with its last token, which is computed with the frames.
+    assert spans(batch) == [(0, 0, 16), (1, 12, 18)]
+    device.launch(batch)
+
+
+def test_without_a_prefix_cache_every_prompt_is_computed() -> None:
+    line = Scheduler(BlockPool(20, SIZE, caching=False), slots=4, token_budget=64, stop_id=-1, max_tokens=MAX_LENGTH)
+    for id in range(2):
+        line.add(same_voice(id, own=1))
+    assert spans(line.plan()) == [(0, 0, 15), (1, 0, 15)]
+
+
+def test_a_cancelled_sequence_leaves_the_blocks_in_flight_to_those_that_share_them() -> None:
+    line = scheduler()
+    device = CheckingDevice(line, lag=1)
+    first, second = same_voice(0, own=1), same_voice(1, own=2)
+    line.add(first)
+    line.add(second)
+    device.step()
+    line.cancel(first)
+    line.add(same_voice(2, own=3))
+    batch = line.plan()
+    assert spans(batch) == [(2, 0, 17)]  # the blocks of a cancelled sequence are not looked up any more
+    device.launch(batch)
+    assert set(drew(device, steps=4)) == {1, 2}
+
+
+def test_sequences_that_share_blocks_of_one_preempted_in_the_same_plan_are_preempted() -> None:
+    class Preempting(Scheduler):
+        def _plan_prefills(self, eligible: list[Sequence], budget: int) -> list[Prefill]:
+            prefills = super()._plan_prefills(eligible, budget)
+            if not self.stats.preempted:
+                self._preempt(eligible[0])
+            return prefills
+
+    line = Preempting(BlockPool(40, SIZE), slots=4, token_budget=64, stop_id=-1, max_tokens=MAX_LENGTH)
+    device = CheckingDevice(line)
+    for id in range(3):
+        line.add(same_voice(id, own=2 + id % 2))
+    line.add(sequence(3, tokens=9))
+    batch = line.plan()
+    assert spans(batch) == [(3, 0, 9)]
+    assert line.stats.preempted == 3
+    device.launch(batch)
+    line.commit(device.collect())
+    assert set(drew(device)) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("lag", [0, 1])
