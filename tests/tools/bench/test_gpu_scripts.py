@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.kernels import jit
 from shoal.kernels.linear import linear
+from shoal.tools.bench.engine import random_voice
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,20 @@ def test_requests_of_a_batch_are_compared_with_the_same_ones_alone(core: EngineC
 def test_a_request_with_other_codes_than_alone_is_not_exact(core: EngineCore) -> None:
     other = many_voices.alone(core, 5, 3)
     assert many_voices.measure(core, 2, frames=3, each=1, singles={0: other})["exact"] == {0: False, 1: True}
+
+
+def test_clients_that_start_one_after_the_other_are_counted_while_all_are_live(core: EngineCore) -> None:
+    found = many_voices.measure(core, 4, frames=8, each=2, singles={}, stagger=True)
+    assert (found["requests"], found["steps"] >= 8 + 8 + 6) == (8, True)
+    assert found["live_audio_per_second"] > 0
+    assert found["exact"] == dict.fromkeys((0, 1, 2, 3), True)
+
+
+def test_requests_with_one_new_voice_compute_it_once(core: EngineCore) -> None:
+    voice = random_voice(core.checkpoint, 2.0)
+    found = many_voices.measure(core, 4, 3, 1, {}, partial(many_voices.utterance, voice=voice))
+    assert found["prompt_tokens_shared"] >= 3 * voice.references[0].codes.shape[1] // 16 * 16
+    assert found["exact"] == dict.fromkeys((0, 1, 2, 3), True)
 
 
 def test_kernels_choose_tiles_for_the_forced_limit() -> None:
