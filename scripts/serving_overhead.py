@@ -1,6 +1,7 @@
 """Measure what serving costs beside the model: `shoal serve` and `shoal load` with a device that only waits.
 
     python -m scripts.serving_overhead --clients 64 --requests 640 --json overhead.json
+    python -m scripts.serving_overhead --clients 64 --requests 704 --burst
 
 The engine process runs its scheduler, its request tracker and its pipe as always, but a step is a wait as long as one
 of S1-mini on an H200, and the codec returns silence at 44.1 kHz. So requests per second are limited by the processes on
@@ -26,6 +27,7 @@ import numpy as np
 
 FRAMES = 120  # of every request: 5.6 s of audio
 FRAME_LENGTH = 2048
+TOKEN_BUDGET = 2048  # of a step, as an engine of S1-mini on an H200 chooses it
 # Seconds of a step, of each of its rows and of each prompt token: S1-mini in bf16 on an H200, with its codec.
 STEP, ROW, PROMPT_TOKEN = 1.06e-3, 0.035e-3, 0.0045e-3
 
@@ -83,7 +85,8 @@ def serve(port: int, clients: int) -> None:
     from shoal.server.run import serve
 
     flags = {"model": "random:tiny", "device": "cpu", "port": port, "slots": clients}
-    chosen = resolve_settings(flags, None, ["backend=eager", "guard=false", f"max_waiting={8 * clients}"]).settings
+    limits = [f"token_budget={TOKEN_BUDGET}", f"max_waiting={8 * clients}"]
+    chosen = resolve_settings(flags, None, ["backend=eager", "guard=false", *limits]).settings
     serve(chosen.server(), chosen.source(), chosen.voice_directory())
 
 
@@ -112,7 +115,7 @@ def wait_until_ready(server: "subprocess.Popen[bytes]", url: str) -> None:
     raise SystemExit("the server did not start")
 
 
-def measure(clients: int, requests: int, port: int) -> dict[str, Any]:
+def measure(clients: int, requests: int, port: int, *, burst: bool = False) -> dict[str, Any]:
     """Serve, run a load test, and return its figures and the CPU time of each process."""
     url = f"http://127.0.0.1:{port}"
     server = subprocess.Popen(
@@ -124,7 +127,16 @@ def measure(clients: int, requests: int, port: int) -> dict[str, Any]:
         before = {name: cpu_seconds(process) for name, process in processes.items()}
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "load.json"
-            load = [sys.executable, "-m", "shoal.cli", "load", url, "--clients", str(clients), "--quiet"]
+            load = [
+                sys.executable,
+                "-m",
+                "shoal.cli",
+                "load",
+                url,
+                "--burst" if burst else "--clients",
+                str(clients),
+                "--quiet",
+            ]
             started = os.times()
             subprocess.run([*load, "--requests", str(requests), "--json", str(report)], check=True)
             ended = os.times()
@@ -148,6 +160,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=64, help="clients at once, and slots of the engine")
     parser.add_argument("--requests", type=int, default=640)
+    parser.add_argument(
+        "--burst", action="store_true", help="send as many requests as clients at once, again and again"
+    )
     parser.add_argument("--port", type=int, default=8094)
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
@@ -155,7 +170,7 @@ def main() -> None:
     if arguments.serve:
         serve(arguments.port, arguments.clients)
         return
-    figures = json.dumps(measure(arguments.clients, arguments.requests, arguments.port))
+    figures = json.dumps(measure(arguments.clients, arguments.requests, arguments.port, burst=arguments.burst))
     print(figures)
     if arguments.json is not None:
         arguments.json.write_text(figures + "\n")

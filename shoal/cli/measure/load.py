@@ -9,7 +9,7 @@ from shoal.cli.flag_groups import with_groups
 from shoal.cli.measure.report_output import ReportFlags
 
 if TYPE_CHECKING:
-    from shoal.tools.bench.load.stage import LoadStage
+    from shoal.tools.bench.load.stage import Arrivals, LoadStage
     from shoal.tools.bench.load.summary import Objective
 
 PANEL = "Measure"
@@ -40,6 +40,12 @@ Clients = Annotated[
     str | None,
     typer.Option(help="Closed loop: clients that send one request after another, as 8, 1,4,16 or 1..16."),
 ]
+Burst = Annotated[
+    str | None,
+    typer.Option(
+        help="Bursts: requests that start at the same time, the next ones when all are answered, as 64 or 4,16,64."
+    ),
+]
 Seconds = Annotated[
     float | None,
     typer.Option(min=0.1, help="Duration of every stage in seconds; use hours for a soak test. Default: 20."),
@@ -69,25 +75,33 @@ class LoadFlags:
 
     rate: Rate = None
     clients: Clients = None
+    burst: Burst = None
     seconds: Seconds = None
     requests: Requests = None
     find_rate: FindRate = False
 
     def stages(self) -> "list[LoadStage]":
-        """Return the closed-loop stages, then the open-loop ones; one request per second if neither was given."""
+        """Return the stages: closed loop, bursts, then open loop; one request per second if none was given."""
         from shoal.tools.bench.load.stage import parse_stages
 
         self._check()
         limit = self.seconds or (DEFAULT_SECONDS if self.requests is None else NO_LIMIT_SECONDS)
-        stages = parse_stages(self.clients, open=False, seconds=limit, requests=self.requests) if self.clients else []
-        if self.rate or not stages:
-            stages += parse_stages(self.rate or "1", open=True, seconds=limit, requests=self.requests)
-        return stages
+        given: list[tuple[Arrivals, str | None]] = [
+            ("closed", self.clients),
+            ("burst", self.burst),
+            ("open", self.rate),
+        ]
+        stages: list[LoadStage] = []
+        for arrivals, text in given:
+            if text:
+                stages += parse_stages(text, arrivals, seconds=limit, requests=self.requests)
+        return stages or parse_stages("1", "open", seconds=limit, requests=self.requests)
 
     def _check(self) -> None:
-        if self.find_rate and self.clients is not None:
+        if self.find_rate and (self.clients or self.burst) is not None:
             raise typer.BadParameter(
-                "the search is open-loop: give --rate as the starting rate, not --clients", param_hint="--find-rate"
+                "the search is open-loop: give --rate as the starting rate, not --clients or --burst",
+                param_hint="--find-rate",
             )
         endless_ramp = self.seconds is None and ".." in f"{self.rate} {self.clients}"
         if self.requests is not None and (self.find_rate or endless_ramp):
@@ -138,6 +152,8 @@ def load(
     After Ctrl-C the finished measurements are still reported.
 
     Example: shoal load http://127.0.0.1:8080 --clients 1,4,16
+
+    Example: shoal load http://127.0.0.1:8080 --burst 16,64 --requests 640
 
     Example: shoal load http://127.0.0.1:8080 --find-rate --slo-first-audio 300 --html load.html
 

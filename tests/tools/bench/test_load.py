@@ -26,7 +26,7 @@ from shoal.tools.bench.load.client import LoadTarget, parse_target, send_request
 from shoal.tools.bench.load.http import open_client
 from shoal.tools.bench.load.playback import stalled_seconds
 from shoal.tools.bench.load.run import LoadPlan, run_load, target_names
-from shoal.tools.bench.load.stage import LoadStage, arrival_times, parse_stages
+from shoal.tools.bench.load.stage import Arrivals, LoadStage, arrival_times, parse_stages
 from shoal.tools.bench.load.summary import Objective
 from shoal.tools.bench.report.metrics import metrics
 from tests.cli.conftest import Shoal, shoal  # noqa: F401
@@ -40,9 +40,9 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncio.events.new_event_loop", VirtualLoop)
 
 
-def measured(server: VirtualServer, stages: str, *, open: bool, seconds: float = 20.0, **plan: object) -> dict:
+def measured(server: VirtualServer, stages: str, arrivals: Arrivals, seconds: float = 20.0, **plan: object) -> dict:
     document = run_load(
-        [OPENAI], LoadPlan(parse_stages(stages, open=open, seconds=seconds), **plan), progress=False, http=server
+        [OPENAI], LoadPlan(parse_stages(stages, arrivals, seconds=seconds), **plan), progress=False, http=server
     )
     assert document["complete"]
     return document["runs"][0]
@@ -50,7 +50,7 @@ def measured(server: VirtualServer, stages: str, *, open: bool, seconds: float =
 
 @pytest.mark.usefixtures("virtual")
 def test_known_delays_are_measured_exactly() -> None:
-    stage = measured(VirtualServer(first=0.25, gap=0.05, pieces=11), "3", open=False)["stages"][0]
+    stage = measured(VirtualServer(first=0.25, gap=0.05, pieces=11), "3", "closed")["stages"][0]
     assert stage["first_audio"]["p50"] == pytest.approx(0.25)
     assert stage["latency"]["p99"] == pytest.approx(0.25 + 10 * 0.05)
     assert stage["rtf"]["mean"] == pytest.approx(0.75 / 1.1)
@@ -65,7 +65,7 @@ def test_known_delays_are_measured_exactly() -> None:
 def test_open_loop_latency_includes_the_time_in_the_queue() -> None:
     """One slot, 0.1 s of work, 8 requests/s: the M/D/1 queue waits rho / (2 mu (1 - rho)) = 0.2 s on average."""
     server = VirtualServer(first=0.1, pieces=1, slots=1)
-    stage = measured(server, "8", open=True, seconds=1000.0)["stages"][0]
+    stage = measured(server, "8", "open", seconds=1000.0)["stages"][0]
     assert stage["requests"] == pytest.approx(8_000, rel=0.03)
     assert stage["first_audio"]["mean"] == pytest.approx(0.1 + 0.2, rel=0.1)
 
@@ -74,7 +74,7 @@ def test_open_loop_latency_includes_the_time_in_the_queue() -> None:
 def test_the_search_finds_the_highest_rate_that_meets_the_objective() -> None:
     """Four slots of 0.5 s serve eight requests per second; beyond that the queue grows and audio starts too late."""
     server = VirtualServer(first=0.5, pieces=1, slots=4)
-    run = measured(server, "1", open=True, seconds=300.0, search=True, objective=Objective(first_audio=1.5, share=0.95))
+    run = measured(server, "1", "open", seconds=300.0, search=True, objective=Objective(first_audio=1.5, share=0.95))
     assert 6.0 < run["highest_rate"] < 8.0
     kept = {stage["load"]: stage["kept"] for stage in run["stages"]}
     assert kept[run["highest_rate"]]
@@ -85,12 +85,12 @@ def test_the_search_finds_the_highest_rate_that_meets_the_objective() -> None:
 @pytest.mark.usefixtures("virtual")
 def test_a_server_that_never_meets_the_objective_has_no_highest_rate() -> None:
     server = VirtualServer(first=2.0)
-    assert measured(server, "4", open=True, search=True)["highest_rate"] is None
+    assert measured(server, "4", "open", search=True)["highest_rate"] is None
 
 
 @pytest.mark.usefixtures("virtual")
 def test_errors_are_counted_by_kind_and_lower_goodput() -> None:
-    stage = measured(VirtualServer(fails=4), "2", open=False, warm_up=0)["stages"][0]
+    stage = measured(VirtualServer(fails=4), "2", "closed", warm_up=0)["stages"][0]
     refused = stage["errors"]["HTTP 429"]
     assert refused == stage["requests"] // 4
     assert stage["good_share"] == pytest.approx(0.75, abs=0.01)
@@ -99,7 +99,7 @@ def test_errors_are_counted_by_kind_and_lower_goodput() -> None:
 
 @pytest.mark.usefixtures("virtual")
 def test_complete_answers_without_audio_are_counted_apart_from_errors() -> None:
-    run = measured(VirtualServer(silent=4), "2", open=False, warm_up=0)
+    run = measured(VirtualServer(silent=4), "2", "closed", warm_up=0)
     stage = run["stages"][0]
     assert stage["errors"] == {}
     assert stage["empty"] == stage["requests"] // 4
@@ -113,13 +113,13 @@ def test_complete_answers_without_audio_are_counted_apart_from_errors() -> None:
 @pytest.mark.usefixtures("virtual")
 def test_a_server_without_audio_fails_the_warm_up() -> None:
     with pytest.raises(GenerationFailed, match="no audio"):
-        measured(VirtualServer(silent=1), "1", open=False)
+        measured(VirtualServer(silent=1), "1", "closed")
 
 
 @pytest.mark.usefixtures("virtual")
 def test_audio_slower_than_real_time_stalls_playback() -> None:
     """0.1 s of audio every 0.13 s: 30 ms are missing after each of 4 pieces, until the buffer is used up."""
-    stage = measured(VirtualServer(gap=0.13, pieces=5), "1", open=False)["stages"][0]
+    stage = measured(VirtualServer(gap=0.13, pieces=5), "1", "closed")["stages"][0]
     starved = {each["buffer"]: each for each in stage["starved"]}
     assert starved[0.05]["share"] == starved[0.1]["share"] == 1.0
     assert starved[0.05]["stalled_seconds"] == pytest.approx(4 * 0.03 - 0.05)
@@ -132,7 +132,7 @@ def test_audio_slower_than_real_time_stalls_playback() -> None:
 def test_compared_servers_receive_the_same_texts() -> None:
     servers = {"fast:1": VirtualServer(first=0.1), "slow:1": VirtualServer(first=0.4)}
     targets = [parse_target(f"http://{name}") for name in servers]
-    plan = LoadPlan(parse_stages("5", open=True, seconds=20.0))
+    plan = LoadPlan(parse_stages("5", "open", seconds=20.0))
     runs = run_load(targets, plan, progress=False, http=VirtualServers(servers))["runs"]
     assert [run["stages"][0]["first_audio"]["p50"] for run in runs] == pytest.approx([0.1, 0.4])
     assert servers["fast:1"].bodies == servers["slow:1"].bodies
@@ -141,19 +141,46 @@ def test_compared_servers_receive_the_same_texts() -> None:
 
 
 @pytest.mark.usefixtures("virtual")
-@pytest.mark.parametrize("open", [False, True])
-def test_a_stage_can_end_after_a_number_of_requests(open: bool) -> None:
-    plan = LoadPlan(parse_stages("2", open=open, seconds=86_400.0, requests=10))
+@pytest.mark.parametrize("arrivals", ["closed", "open"])
+def test_a_stage_can_end_after_a_number_of_requests(arrivals: Arrivals) -> None:
+    plan = LoadPlan(parse_stages("2", arrivals, seconds=86_400.0, requests=10))
     document = run_load([OPENAI], plan, progress=False, http=VirtualServer(first=0.5, pieces=1))
     (stage,) = document["runs"][0]["stages"]
     assert len(stage["outcomes"]) == 10
-    expected = 4.0 if not open else 10 / stage["seconds"]  # two clients with requests of half a second
+    expected = 4.0 if arrivals == "closed" else 10 / stage["seconds"]  # two clients with requests of half a second
     assert stage["throughput"] == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.usefixtures("virtual")
+def test_the_requests_of_a_burst_start_together_and_the_next_burst_after_their_end() -> None:
+    server = VirtualServer(first=0.5, gap=0.25, pieces=3, slots=2)
+    plan = LoadPlan(parse_stages("4", "burst", seconds=86_400.0, requests=10), warm_up=0)
+    (stage,) = run_load([OPENAI], plan, progress=False, http=server)["runs"][0]["stages"]
+    # Two slots: of four requests two begin when the first two end, after 1 s.
+    due = [0.0] * 4 + [2.1] * 4 + [4.2] * 2
+    assert [outcome["due"] for outcome in stage["outcomes"]] == pytest.approx(due)
+    assert [outcome["first_audio"] for outcome in stage["outcomes"]] == pytest.approx(
+        [0.5, 0.5, 1.5, 1.5] * 2 + [0.5] * 2
+    )
+    assert (stage["name"], stage["arrivals"], stage["load"]) == ("4 at once", "burst", 4)
+
+
+@pytest.mark.usefixtures("virtual")
+def test_bursts_end_with_the_time_of_the_stage() -> None:
+    stage = measured(VirtualServer(first=1.0, pieces=1), "3", "burst", seconds=5.0)["stages"][0]
+    assert stage["requests"] == 3 * 5
+    assert stage["errors"] == {}
+
+
+@pytest.mark.parametrize("text", ["1..4", "0", "2.5", "4001", "x"])
+def test_invalid_bursts_are_rejected(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="is not a number of requests at once"):
+        parse_stages(text, "burst", seconds=1.0)
+
+
+@pytest.mark.usefixtures("virtual")
 def test_a_ramp_of_clients_grows_to_its_end() -> None:
-    stage = measured(VirtualServer(first=0.1, pieces=1), "1..4", open=False, seconds=40.0)["stages"][0]
+    stage = measured(VirtualServer(first=0.1, pieces=1), "1..4", "closed", seconds=40.0)["stages"][0]
     due = [outcome["due"] for outcome in stage["outcomes"]]
     quarters = [sum(at // 10 == quarter for at in due) for quarter in range(4)]
     assert quarters == pytest.approx([100, 200, 300, 400], rel=0.05)
@@ -161,12 +188,12 @@ def test_a_ramp_of_clients_grows_to_its_end() -> None:
 
 
 def test_poisson_arrivals_have_the_rate_and_a_ramp_climbs() -> None:
-    times = list(arrival_times(LoadStage(True, 50, 50, 100.0), seed=1))
+    times = list(arrival_times(LoadStage("open", 50, 50, 100.0), seed=1))
     assert len(times) == pytest.approx(5000, rel=0.05)
     gaps = [after - before for before, after in pairwise(times)]
     mean = sum(gaps) / len(gaps)
     assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) == pytest.approx(mean**2, rel=0.15)
-    ramp = list(arrival_times(LoadStage(True, 0.0001, 100, 100.0), seed=1))
+    ramp = list(arrival_times(LoadStage("open", 0.0001, 100, 100.0), seed=1))
     assert len(ramp) == pytest.approx(5000, rel=0.05)
     assert sum(at < 50 for at in ramp) == pytest.approx(1250, rel=0.1)
 
@@ -234,7 +261,7 @@ def test_target_names_are_unique_and_short() -> None:
 @pytest.mark.parametrize("text", ["", "0", "-1", "x", "1..", "1.5", "99999", "1,,2"])
 def test_invalid_loads_are_rejected(text: str) -> None:
     with pytest.raises(InvalidRequest):
-        parse_stages(text, open=False, seconds=1.0)
+        parse_stages(text, "closed", seconds=1.0)
 
 
 @pytest.mark.parametrize(
@@ -244,6 +271,7 @@ def test_invalid_loads_are_rejected(text: str) -> None:
         ("--compare", "http://a"),
         ("http://a", "--slo-buffer", "70"),
         ("http://a", "--find-rate", "--clients", "3"),
+        ("http://a", "--find-rate", "--burst", "3"),
         ("http://a", "--rate", "fast"),
         ("http://a", "--clients", "1..4", "--requests", "10"),
         ("http://a", "--find-rate", "--requests", "10"),
@@ -265,7 +293,7 @@ def test_a_signal_that_raises_inside_a_request_ends_the_stage_when_it_came(how: 
             async with super().post(url, body, headers) as answer:
                 yield answer
 
-    plan = LoadPlan(parse_stages("2", open=False, seconds=60.0))
+    plan = LoadPlan(parse_stages("2", "closed", seconds=60.0))
     document = run_load([OPENAI], plan, progress=False, http=Interrupted(first=0.25, gap=0.05, pieces=11))
     assert not document["complete"]
     stage = document["runs"][0]["stages"][0]
@@ -355,7 +383,7 @@ def short_path() -> Iterator[Path]:
 def test_over_real_sockets_known_delays_are_found_within_five_percent(
     monkeypatch: pytest.MonkeyPatch, short_path: Path
 ) -> None:
-    plan = LoadPlan(parse_stages("8", open=False, seconds=2.5), warm_up=1)
+    plan = LoadPlan(parse_stages("8", "closed", seconds=2.5), warm_up=1)
     server = SlowServer(first=1.0, gap=0.25, pieces=5, path=short_path / "socket")
     # Both ends in one loop whose clock stands still while bytes are in transit; TCP may hand them over later.
     monkeypatch.setattr("asyncio.events.new_event_loop", server.virtual_loop)
@@ -371,7 +399,7 @@ def test_over_real_sockets_known_delays_are_found_within_five_percent(
 
 
 def test_unreachable_servers_and_wrong_content_types_are_reported() -> None:
-    plan = LoadPlan(parse_stages("1", open=False, seconds=1.0))
+    plan = LoadPlan(parse_stages("1", "closed", seconds=1.0))
     with pytest.raises(GenerationFailed, match="no connection"):
         run_load([parse_target("http://127.0.0.1:9")], plan, progress=False)
     with SlowServer(0.0, 0.0, 1, kind="audio/mpeg") as server, pytest.raises(GenerationFailed, match="audio/mpeg"):
@@ -441,7 +469,7 @@ def test_a_server_that_stops_sending_is_a_timeout(answer: bytes) -> None:
 
 def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    plan = LoadPlan(parse_stages("1", open=False, seconds=60.0, requests=1))
+    plan = LoadPlan(parse_stages("1", "closed", seconds=60.0, requests=1))
     with SlowServer(0.0, 0.0, 1) as server:
         assert run_load([parse_target(server.url)], plan, progress=False)["runs"][0]["stages"][0]["errors"] == {}
 

@@ -39,7 +39,7 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load_document(*, slower: float = 1.0, seed: int = 0, search: bool = False) -> Document:
     server = VirtualServer(first=0.2 * slower, gap=0.05 * slower, jitter=0.2, slots=4, seed=seed)
-    plan = LoadPlan(parse_stages("1,2,4", open=True, seconds=40.0), search=search, seed=seed)
+    plan = LoadPlan(parse_stages("1,2,4", "open", seconds=40.0), search=search, seed=seed)
     document = run_load([parse_target("http://fake:1")], plan, progress=False, http=server)
     check_schema(document)
     return document

@@ -71,7 +71,7 @@ def test_a_check_simulates_the_requests_of_the_load_test(
     costs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("asyncio.events.new_event_loop", VirtualLoop)
-    plan = LoadPlan(parse_stages("1,2", open=True, seconds=20.0))
+    plan = LoadPlan(parse_stages("1,2", "open", seconds=20.0))
     server = VirtualServer(first=0.2, gap=0.05, slots=4)
     measured = run_load([parse_target("http://fake:1")], plan, progress=False, http=server)
     write_document(tmp_path / "load.json", measured)

@@ -1,7 +1,8 @@
 """Stages of a load test.
 
 Closed loop: N clients; each sends its next request when the last one has ended. Open loop: requests arrive at
-random times (Poisson), whether or not earlier ones have ended, as with independent users.
+random times (Poisson), whether or not earlier ones have ended, as with independent users. Bursts: N requests at
+the same time, and the next N when all of them have ended.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import Literal
 
 from shoal.errors import InvalidRequest
 from shoal.tools.bench.load.client import LoadOutcome
@@ -18,6 +20,10 @@ MAX_IN_FLIGHT = 4000
 # Seconds a closed-loop client waits after an error or an answer without audio, so that it does not just measure how
 # fast those are returned.
 PAUSE = 0.1
+# Seconds between two bursts, in which the server releases what belongs to the last one.
+BURST_PAUSE = 0.1
+
+Arrivals = Literal["open", "closed", "burst"]
 
 # Arguments: number of the request and its due time on the clock of the event loop.
 SendRequest = Callable[[int, float], Awaitable[LoadOutcome]]
@@ -31,8 +37,8 @@ class LoadStage:
     Requests in flight at the end are completed.
     """
 
-    open: bool
-    first: float  # requests per second (open loop) or clients (closed loop)
+    arrivals: Arrivals
+    first: float  # requests per second (open loop), clients (closed loop), or requests of a burst
     last: float
     seconds: float
     requests: int | None = None
@@ -40,13 +46,24 @@ class LoadStage:
     @property
     def name(self) -> str:
         load = f"{self.first:.3g}" if self.first == self.last else f"{self.first:.3g} to {self.last:.3g}"
-        if self.open:
+        if self.arrivals == "open":
             return f"{load} requests/s"
+        if self.arrivals == "burst":
+            return f"{load} at once"
         return f"{load} client{'' if load == '1' else 's'}"
 
 
-def parse_stages(text: str, *, open: bool, seconds: float, requests: int | None = None) -> list[LoadStage]:
-    """Parse `2`, `1,2,4` (one stage each) or `1..8` (a ramp). Raises InvalidRequest."""
+# What a load is called in messages, and how it may be written.
+MAX_LOAD: dict[Arrivals, int] = {"open": 10_000, "closed": 10_000, "burst": MAX_IN_FLIGHT}
+FORMS: dict[Arrivals, str] = {
+    "open": "a rate, such as 2, or 1,2,4 for stages, or 1..8 for a ramp",
+    "closed": "a number of clients, such as 2, or 1,2,4 for stages, or 1..8 for a ramp",
+    "burst": "a number of requests at once, such as 16, or 4,16,64 for stages",
+}
+
+
+def parse_stages(text: str, arrivals: Arrivals, *, seconds: float, requests: int | None = None) -> list[LoadStage]:
+    """Parse `2`, `1,2,4` (one stage each) or `1..8` (a ramp; not for bursts). Raises InvalidRequest."""
     stages = []
     for part in text.split(","):
         first, dots, last = part.partition("..")
@@ -54,21 +71,23 @@ def parse_stages(text: str, *, open: bool, seconds: float, requests: int | None 
             load = float(first), float(last if dots else first)
         except ValueError:
             load = (0.0, 0.0)
-        whole = open or all(each.is_integer() for each in load)
-        if not all(0 < each <= 10_000 for each in load) or not whole:
-            what = "a rate" if open else "a number of clients"
-            raise InvalidRequest(f"{part!r} is not {what}, such as 2, or 1,2,4 for stages, or 1..8 for a ramp")
-        stages.append(LoadStage(open, *load, seconds, requests))
+        whole = arrivals == "open" or all(each.is_integer() for each in load)
+        ramp = bool(dots) and arrivals == "burst"
+        if not all(0 < each <= MAX_LOAD[arrivals] for each in load) or not whole or ramp:
+            raise InvalidRequest(f"{part!r} is not {FORMS[arrivals]} (at most {MAX_LOAD[arrivals]:,})")
+        stages.append(LoadStage(arrivals, *load, seconds, requests))
     return stages
 
 
 async def run_stage(stage: LoadStage, send: SendRequest, on_outcome: OnOutcome, seed: int) -> None:
     """Run a stage and call `on_outcome` for every request as it ends. Cancellation drops the requests in flight."""
     async with asyncio.TaskGroup() as group:
-        if stage.open:
+        if stage.arrivals == "open":
             await _open_loop(stage, send, on_outcome, seed, group)
-        else:
+        elif stage.arrivals == "closed":
             _closed_loop(stage, send, on_outcome, group)
+    if stage.arrivals == "burst":
+        await _bursts(stage, send, on_outcome)
 
 
 def arrival_times(stage: LoadStage, seed: int) -> Iterator[float]:
@@ -118,6 +137,23 @@ def _closed_loop(stage: LoadStage, send: SendRequest, on_outcome: OnOutcome, gro
 
     for at in range(clients):
         group.create_task(client(*_presence(stage, at)))
+
+
+async def _bursts(stage: LoadStage, send: SendRequest, on_outcome: OnOutcome) -> None:
+    clock, size = asyncio.get_running_loop().time, round(stage.first)
+    began, number, last = clock(), 0, stage.requests
+
+    async def one(number: int, due: float) -> None:
+        on_outcome(await send(number, due))
+
+    while clock() - began < stage.seconds and (last is None or number < last):
+        if number:
+            await asyncio.sleep(BURST_PAUSE)
+        due, numbers = clock(), range(number, number + size if last is None else min(number + size, last))
+        async with asyncio.TaskGroup() as group:
+            for each in numbers:
+                group.create_task(one(each, due))
+        number = numbers.stop
 
 
 def _presence(stage: LoadStage, client: int) -> tuple[float, float]:

@@ -46,7 +46,7 @@ def summarize_stage(stage: LoadStage, outcomes: Sequence[LoadOutcome], objective
     good = sum(objective.met_by(each) for each in outcomes)
     return {
         "name": stage.name,
-        "arrivals": "open" if stage.open else "closed",
+        "arrivals": stage.arrivals,
         "load": stage.last,
         "ramp_from": stage.first if stage.first != stage.last else None,
         "seconds": seconds,
