@@ -19,64 +19,13 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from scripts.emulated_device import DEVICES, emulate_device
 
+DEVICE = "s1-mini"
 FRAMES = 120  # of every request: 5.6 s of audio
-FRAME_LENGTH = 2048
-TOKEN_BUDGET = 2048  # of a step, as an engine of S1-mini on an H200 chooses it
-# Seconds of a step, of each of its rows and of each prompt token: S1-mini in bf16 on an H200, with its codec.
-STEP, ROW, PROMPT_TOKEN = 1.06e-3, 0.035e-3, 0.0045e-3
-
-
-def emulate_device() -> None:
-    """Replace model and codec of this process, an engine process, by waits of their duration."""
-    import shoal.checkpoint.random as random
-    from shoal.engine.execution.fallback import FallbackRunner
-    from shoal.engine.execution.runner import EagerRunner
-    from shoal.engine.output.audio_decoder import AudioDecoder, Fetch
-    from shoal.engine.scheduling.scheduler import Batch, StepOutput
-
-    config, codec = random.SIZES["tiny"]
-    codec = replace(codec, sample_rate=44_100, encoder_rates=(2, 4, 8, 8), decoder_rates=(8, 8, 4, 2))
-    random.SIZES["tiny"] = config, codec
-    generator = np.random.default_rng(0)
-    end = 0.0  # of the last step that was launched
-
-    class EmulatedStep:
-        def __init__(self, batch: Batch, tokens: np.ndarray, end: float) -> None:
-            self.batch, self.tokens, self.end = batch, tokens, end
-
-        def wait(self) -> StepOutput:
-            time.sleep(max(0.0, self.end - time.perf_counter()))
-            return StepOutput(self.batch, self.tokens, {})
-
-    def launch(runner: EagerRunner, batch: Batch) -> EmulatedStep:
-        nonlocal end
-        sequences = [sequence for sequence, _ in batch.sampled()]
-        prompt = sum(prefill.end - prefill.start for prefill in batch.prefills)
-        end = max(end, time.perf_counter()) + STEP + ROW * len(sequences) + PROMPT_TOKEN * prompt
-        tokens = generator.integers(0, 100, (len(sequences), 1 + config.num_codebooks)).astype(np.int32)
-        tokens[:, 0] += config.semantic_begin_id
-        tokens[[sequence.frames >= FRAMES - 1 for sequence in sequences], 0] = config.stop_id
-        return EmulatedStep(batch, tokens, end)
-
-    def decode(decoder: AudioDecoder, codes: np.ndarray, slots: list[int], lengths: list[int] | None = None) -> Fetch:
-        frames = lengths or [codes.shape[-1]] * len(slots)
-        return lambda: [np.zeros(count * FRAME_LENGTH, np.float32) for count in frames]
-
-    built = FallbackRunner.__init__
-
-    def build(runner: FallbackRunner, *args: object, **options: object) -> None:
-        built(runner, *args, **options)  # type: ignore[arg-type]
-        runner.runner.lag = 1  # as on a GPU
-
-    EagerRunner.launch = launch  # type: ignore[method-assign, assignment]
-    AudioDecoder._run = decode  # type: ignore[method-assign]
-    FallbackRunner.__init__ = build  # type: ignore[method-assign]
 
 
 def serve(port: int, clients: int) -> None:
@@ -85,7 +34,7 @@ def serve(port: int, clients: int) -> None:
     from shoal.server.run import serve
 
     flags = {"model": "random:tiny", "device": "cpu", "port": port, "slots": clients}
-    limits = [f"token_budget={TOKEN_BUDGET}", f"max_waiting={8 * clients}"]
+    limits = [f"token_budget={DEVICES[DEVICE].token_budget}", f"max_waiting={8 * clients}"]
     chosen = resolve_settings(flags, None, ["backend=eager", "guard=false", *limits]).settings
     serve(chosen.server(), chosen.source(), chosen.voice_directory())
 
@@ -179,4 +128,4 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 elif __name__ == "__mp_main__":
-    emulate_device()
+    emulate_device(DEVICES[DEVICE], FRAMES)

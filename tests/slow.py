@@ -36,6 +36,7 @@ FILES = (
     "server/test_soak.py",
     "docs/test_snippets.py",
     "tools/bench/test_report.py",
+    "tools/bench/test_emulated_bursts.py",
     "training/test_text_corpus.py",
     "checkpoint/test_memory.py",
     "docs/test_examples.py",

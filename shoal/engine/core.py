@@ -20,7 +20,7 @@ from shoal.engine.output.audio_decoder import AudioDecoder, CodecBackend
 from shoal.engine.request_tracker import RequestStats, RequestTracker
 from shoal.engine.scheduling.blocks import BlockPool, BlockStats
 from shoal.engine.scheduling.policy import admission_policy
-from shoal.engine.scheduling.scheduler import Batch, Scheduler, SchedulerStats, StepOutput
+from shoal.engine.scheduling.scheduler import FRAME_PAUSE, Batch, Scheduler, SchedulerStats, StepOutput
 from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Event, Turn, Utterance
 from shoal.errors import GenerationFailed, InvalidRequest
@@ -74,6 +74,7 @@ class EngineCore:
             token_budget=config.token_budget or DEFAULT_TOKEN_BUDGET,
             stop_id=model.config.stop_id,
             max_tokens=model.config.slow.max_seq_len,
+            frame_pause=FRAME_PAUSE / checkpoint.codec.config.frame_rate,
             policy=admission_policy(config.policy, config.batch_size, config.batch_seconds),
             clock=clock,
         )

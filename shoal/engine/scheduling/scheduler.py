@@ -4,6 +4,7 @@ Pure bookkeeping without tensors. Invariants: a block has one writer, every sequ
 sequence is recomputed to the same result.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -83,10 +84,20 @@ class SchedulerStats:
     preempted: int = 0
 
 
+# Frames of audio that streams may wait for their next frame while the prompts of a burst are computed: with the step
+# that follows, less than playback takes.
+FRAME_PAUSE = 0.5
+
 # Prompt tokens per decode of a step: a step of many sequences takes longer, so more prompt tokens delay it by the same
 # share. A GPU with a larger token budget computes them faster.
 MIN_PREFILL_PER_DECODE = 2
 BUDGET_PER_DECODE = 256
+
+
+def _prompt_tokens(sequence: Sequence) -> int:
+    """Return the prompt tokens that are not planned, without the last one, which is computed with a frame."""
+    waits = sequence.blocks and not sequence.decoding and sequence.finish is None
+    return max(0, sequence.length - 1 - sequence.computed) if waits else 0
 
 
 def prefill_budget(token_budget: int, decodes: int) -> int:
@@ -103,12 +114,18 @@ class Scheduler:
         token_budget: int,
         stop_id: int,
         max_tokens: int,
+        frame_pause: float = 0.0,
         policy: AdmissionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`frame_pause` is the time in seconds that running sequences may wait for a frame while prompts are computed.
+
+        It applies only while more prompt tokens wait than a step computes, as in a burst.
+        """
         self.pool = pool
         self.stop_id = stop_id
         self.token_budget = token_budget
+        self.frame_pause = frame_pause
         self.policy = policy or Continuous()
         self.clock = clock
         self.stats = SchedulerStats()
@@ -119,6 +136,7 @@ class Scheduler:
         self._free_slots = list(reversed(range(slots)))
         self._waiting_since: dict[int, float] = {}
         self._arrivals = 0
+        self._sampled = -math.inf  # time of the last plan that did not postpone frames
         self._prefixes = PrefixesInFlight()
 
     @property
@@ -160,8 +178,11 @@ class Scheduler:
         self._admit_waiting()
         # If memory held by others keeps `alone` from starting, they have to run first.
         eligible = [alone] if alone in self.running else list(self.running)
-        decodes = self._plan_decodes(eligible)
-        prefills = self._plan_prefills(eligible, self.prefill_budget(len(decodes)))
+        ready = [each for each in eligible if each.decoding and not each.exhausted and each.finish is None]
+        budget = self.prefill_budget(len(ready))
+        sampling = not self._postpone_frames(eligible, budget)
+        decodes = self._plan_decodes(ready) if sampling else []
+        prefills = self._plan_prefills(eligible, budget, sampling=sampling)
         while orphans := self._prefixes.orphans():
             self._preempt(orphans[0])
         # Reserving a block may have preempted a sequence that was already planned; its epoch has changed then.
@@ -229,12 +250,23 @@ class Scheduler:
             self._waiting_since.setdefault(sequence.id, self.clock())
         sequence.reset_kv()
 
-    def _plan_decodes(self, eligible: list[Sequence]) -> list[tuple[Sequence, int]]:
+    def _postpone_frames(self, eligible: list[Sequence], budget: int) -> bool:
+        """Return whether a step computes prompts only: more tokens wait than `budget`, and frames can wait as well.
+
+        The prompts of a burst end sooner then, because a step that samples takes nearly as long for few sequences as
+        for many. Running streams are ahead of playback; they get their next frame within `frame_pause` and a step.
+        """
+        now = self.clock()
+        if now - self._sampled < self.frame_pause and sum(map(_prompt_tokens, eligible)) > budget:
+            return True
+        self._sampled = now
+        return False
+
+    def _plan_decodes(self, ready: list[Sequence]) -> list[tuple[Sequence, int]]:
         planned = []
-        for sequence in eligible:
-            if not sequence.decoding or sequence.exhausted or sequence.finish is not None:
-                continue
-            if self._reserve(sequence, sequence.computed + 1):
+        for sequence in ready:
+            # Not bound: preempted for the block of another sequence.
+            if sequence.bound and self._reserve(sequence, sequence.computed + 1):
                 sequence.computed += 1
                 sequence.planned += 1
                 planned.append((sequence, sequence.epoch))
@@ -296,28 +328,34 @@ class Scheduler:
         sequence.computed = sequence.committed = len(shared) * self.pool.size
         sequence.sealed = len(shared)
 
-    def _plan_prefills(self, eligible: list[Sequence], budget: int) -> list[Prefill]:
+    def _plan_prefills(self, eligible: list[Sequence], budget: int, *, sampling: bool) -> list[Prefill]:
+        """Plan prompts; without `sampling` up to their last tokens, from which frames are sampled."""
         prefills = []
         for sequence in eligible:
-            todo = sequence.length - sequence.computed
+            end = sequence.length - (not sampling)
+            todo = end - sequence.computed
             if budget <= 0 or todo <= 0 or sequence.planned > sequence.length or sequence.decoding:
                 continue
             # A sequence without blocks was preempted in this plan, or has not started.
             if sequence.finish is not None or not sequence.blocks or not self._reserve(sequence, sequence.length):
                 continue
-            self._share_prefix(sequence)
-            tokens = min(sequence.length - sequence.computed, budget)
+            self._share_prefix(sequence, end - 1)
+            tokens = min(end - sequence.computed, budget)
             prefills.append(self._prefill(sequence, tokens))
             budget -= tokens
         return prefills
 
-    def _share_prefix(self, sequence: Sequence) -> None:
-        """Skip prompt tokens that other sequences have computed since this one was admitted, or compute in flight."""
+    def _share_prefix(self, sequence: Sequence, end: int) -> None:
+        """Skip prompt tokens before `end` that other sequences have computed since admission, or compute in flight.
+
+        The plan must compute the token at `end`: a sequence that shares blocks in flight has to be in the batch, so
+        that it is recomputed if the step fails.
+        """
         size, first = self.pool.size, sequence.computed // self.pool.size
         sequence.extend_keys(size)
         if not self.pool.caching or sequence.computed % size:
             return
-        for index in range(first, (sequence.length - 1) // size):
+        for index in range(first, end // size):
             block = self._computed_block(sequence, index)
             if block is None:
                 break

@@ -42,8 +42,8 @@ class EngineCosts:
     packed: bool = False  # chunks are concatenated without padding; otherwise each is padded to the longest
 
     def of_step(self, frames: int, tokens: int) -> float:
-        """Return the seconds of a step that generates `frames` frames and prefills `tokens` tokens."""
-        return self.step.at(frames) + self.token * tokens
+        """Return the seconds of a step that generates `frames` frames, or none, and prefills `tokens` tokens."""
+        return (self.step.at(frames) if frames else 0.0) + self.token * tokens
 
     def of_decoding(self, chunks: Sequence[int]) -> float:
         """Return the seconds of one codec call for chunks of the given lengths in frames."""

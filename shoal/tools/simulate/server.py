@@ -8,7 +8,7 @@ import numpy as np
 from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.output.chunks import chunk_frames
 from shoal.engine.scheduling.blocks import BlockPool
-from shoal.engine.scheduling.scheduler import Scheduler, StepOutput
+from shoal.engine.scheduling.scheduler import FRAME_PAUSE, Scheduler, StepOutput
 from shoal.engine.scheduling.sequence import Sequence, Tokens
 from shoal.speech import SamplingParams
 from shoal.tools.simulate.costs import EngineCosts
@@ -77,6 +77,7 @@ class SimulatedServer:
             token_budget=config.token_budget or DEFAULT_TOKEN_BUDGET,
             stop_id=STOP_ID,
             max_tokens=fleet.max_tokens,
+            frame_pause=FRAME_PAUSE / fleet.costs.frame_rate,
             clock=lambda: self._now,
         )
 

@@ -53,8 +53,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1, 3, 7, 64]),
         caching=st.booleans(),
         policy=st.sampled_from([Continuous(), Dynamic(2, 0.05), Static(3)]),
+        frame_pause=st.sampled_from([0.0, 0.2]),
     )
-    def open(self, blocks: int, slots: int, budget: int, caching: bool, policy: AdmissionPolicy) -> None:
+    def open(
+        self, blocks: int, slots: int, budget: int, caching: bool, policy: AdmissionPolicy, frame_pause: float
+    ) -> None:
         self.clock = FakeClock()
         self.pool = BlockPool(blocks, SIZE, caching=caching)
         self.scheduler = Scheduler(
@@ -63,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             token_budget=budget,
             stop_id=STOP_ID,
             max_tokens=MAX_LENGTH,
+            frame_pause=frame_pause,
             policy=policy,
             clock=self.clock,
         )
@@ -392,6 +396,64 @@ def test_blocks_that_a_failed_step_should_have_computed_are_not_in_the_prefix_ca
     assert prefill.start % SIZE == 0
 
 
+def pausing(clock: FakeClock, budget: int = 8) -> Scheduler:
+    """Return a scheduler whose frames may wait for 0.1 s."""
+    pool = BlockPool(60, SIZE)
+    return Scheduler(
+        pool, slots=8, token_budget=budget, stop_id=-1, max_tokens=MAX_LENGTH, frame_pause=0.1, clock=clock
+    )
+
+
+def test_frames_wait_for_the_prompts_of_a_burst_but_not_longer_than_the_pause() -> None:
+    clock = FakeClock()
+    line = pausing(clock)
+    device = CheckingDevice(line)
+    line.add(sequence(0, tokens=5, frames=30))
+    drew(device, steps=2)
+    for id in range(1, 5):
+        line.add(sequence(id, tokens=9, frames=30))
+    planned = []
+    for _ in range(6):
+        batch = line.plan()
+        planned.append((spans(batch), [each.id for each, _ in batch.sampled()]))
+        device.launch(batch)
+        line.commit(device.collect())
+        clock.now += 0.06
+    assert planned == [
+        ([(1, 0, 8)], []),  # 32 tokens wait, the last ones of the prompts not counted; a step computes 8
+        ([(2, 0, 8)], []),
+        ([(1, 8, 9), (2, 8, 9), (3, 0, 6)], [1, 2, 0]),  # after 0.12 s
+        ([(3, 6, 8), (4, 0, 6)], []),
+        ([(3, 8, 9), (4, 6, 9)], [3, 4, 0, 1, 2]),  # the rest fits into a step
+        ([], [0, 1, 2, 3, 4]),
+    ]
+
+
+def test_prompts_that_a_step_can_compute_delay_no_frame() -> None:
+    line = pausing(FakeClock())
+    device = CheckingDevice(line)
+    line.add(sequence(0, tokens=5, frames=30))
+    drew(device, steps=2)
+    line.add(sequence(1, tokens=8))
+    assert drew(device) == [1, 0]
+
+
+def test_a_sequence_that_shares_blocks_in_flight_is_in_the_batch_although_its_frame_waits() -> None:
+    line = pausing(FakeClock(), budget=16)
+    device = CheckingDevice(line, lag=1)
+    drew(device)  # the time of the last frame
+    for id in range(3):
+        line.add(Sequence.start(id, VOICES[1], SamplingParams(max_frames=4), MAX_LENGTH))
+    line.add(sequence(3, tokens=20))
+    batch = line.plan()
+    # Nine tokens: with both blocks of the first sequence the others would have nothing to compute before their frames.
+    assert spans(batch) == [(0, 0, 8), (1, 4, 8), (2, 4, 8)]
+    device.launch(batch)
+    for each in reversed([each for lost in device.fail() for each in lost.sequences()]):
+        line.requeue(each)
+    assert {each for _ in range(6) for each in drew(device)} == {0, 1, 2, 3}
+
+
 def same_voice(id: int, own: int, frames: int = 8) -> Sequence:
     """Return a sequence with a voice of 14 tokens and the first `own` of four further tokens."""
     prompt = np.concatenate((VOICES[2], OWN[:own]))
@@ -467,8 +529,8 @@ def test_a_cancelled_sequence_leaves_the_blocks_in_flight_to_those_that_share_th
 
 def test_sequences_that_share_blocks_of_one_preempted_in_the_same_plan_are_preempted() -> None:
     class Preempting(Scheduler):
-        def _plan_prefills(self, eligible: list[Sequence], budget: int) -> list[Prefill]:
-            prefills = super()._plan_prefills(eligible, budget)
+        def _plan_prefills(self, eligible: list[Sequence], budget: int, *, sampling: bool) -> list[Prefill]:
+            prefills = super()._plan_prefills(eligible, budget, sampling=sampling)
             if not self.stats.preempted:
                 self._preempt(eligible[0])
             return prefills

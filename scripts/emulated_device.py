@@ -1,0 +1,78 @@
+"""An emulated GPU: the scheduler, the request tracker and the pipe of an engine run as always, but a step only waits.
+
+Steps take as long as they were measured on an H200, and the codec returns silence. So policies and processes can be
+measured on a machine without a GPU. Figures of it are predictions for the card, not measurements of it.
+"""
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+FRAME_LENGTH = 2048
+
+
+@dataclass(frozen=True)
+class DeviceTimes:
+    """Seconds of a step on an H200, with its share of the codec, and the prompt tokens that a step computes."""
+
+    size: str  # of the random model whose prompts and frames are emulated: tiny or tiny-s2
+    step: float  # of a step that samples frames
+    row: float  # of each sequence of such a step
+    prompt_token: float
+    token_budget: int
+
+
+DEVICES = {
+    "s1-mini": DeviceTimes("tiny", 1.06e-3, 0.035e-3, 4.5e-6, 2048),
+    "s2-pro": DeviceTimes("tiny-s2", 5.2e-3, 0.035e-3, 22e-6, 512),
+    "s2-pro-w8a8": DeviceTimes("tiny-s2", 3.63e-3, 0.035e-3, 15.5e-6, 512),
+}
+
+
+def emulate_device(times: DeviceTimes, frames: int) -> None:
+    """Replace model and codec of this process by waits of their duration; the model stops after `frames` frames."""
+    import shoal.checkpoint.random as random
+    from shoal.engine.execution.fallback import FallbackRunner
+    from shoal.engine.execution.runner import EagerRunner
+    from shoal.engine.output.audio_decoder import AudioDecoder, Fetch
+    from shoal.engine.scheduling.scheduler import Batch, StepOutput
+
+    config, codec = random.SIZES[times.size]
+    codec = replace(codec, sample_rate=44_100, encoder_rates=(2, 4, 8, 8), decoder_rates=(8, 8, 4, 2))
+    random.SIZES[times.size] = config, codec
+    generator = np.random.default_rng(0)
+    end = 0.0  # of the last step that was launched
+
+    class EmulatedStep:
+        def __init__(self, batch: Batch, tokens: np.ndarray, end: float) -> None:
+            self.batch, self.tokens, self.end = batch, tokens, end
+
+        def wait(self) -> StepOutput:
+            time.sleep(max(0.0, self.end - time.perf_counter()))
+            return StepOutput(self.batch, self.tokens, {})
+
+    def launch(runner: EagerRunner, batch: Batch) -> EmulatedStep:
+        nonlocal end
+        sequences = [sequence for sequence, _ in batch.sampled()]
+        prompt = sum(prefill.end - prefill.start for prefill in batch.prefills)
+        sampling = times.step + times.row * len(sequences) if sequences else 0.0
+        end = max(end, time.perf_counter()) + sampling + times.prompt_token * prompt
+        tokens = generator.integers(0, 100, (len(sequences), 1 + config.num_codebooks)).astype(np.int32)
+        tokens[:, 0] += config.semantic_begin_id
+        tokens[[sequence.frames >= frames - 1 for sequence in sequences], 0] = config.stop_id
+        return EmulatedStep(batch, tokens, end)
+
+    def decode(decoder: AudioDecoder, codes: np.ndarray, slots: list[int], lengths: list[int] | None = None) -> Fetch:
+        counts = lengths or [codes.shape[-1]] * len(slots)
+        return lambda: [np.zeros(count * FRAME_LENGTH, np.float32) for count in counts]
+
+    built = FallbackRunner.__init__
+
+    def build(runner: FallbackRunner, *args: object, **options: object) -> None:
+        built(runner, *args, **options)  # type: ignore[arg-type]
+        runner.lag = runner.runner.lag = 1  # as on a GPU
+
+    EagerRunner.launch = launch  # type: ignore[method-assign, assignment]
+    AudioDecoder._run = decode  # type: ignore[method-assign]
+    FallbackRunner.__init__ = build  # type: ignore[method-assign]
