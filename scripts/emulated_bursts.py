@@ -20,21 +20,19 @@ from shoal.checkpoint.resolve import resolve_model
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.load import build_core
-from shoal.engine.scheduling.scheduler import FRAME_PAUSE
+from shoal.engine.scheduling import scheduler
 from shoal.tools.bench.arrivals import measure_arrivals
 from shoal.tools.bench.load.playback import stalled_seconds
 
 BURSTS, BURST_FRAMES, FRAMES = 5, 60, 200
 
 
-def emulated_core(device: str, slots: int, frame_pause: float) -> EngineCore:
+def emulated_core(device: str, slots: int) -> EngineCore:
     times = DEVICES[device]
     emulate_device(times, FRAMES)
     checkpoint = resolve_model(f"random:{times.size}", dtype=torch.float32, device="cpu", encoder=False)
     config = EngineConfig(slots=slots, guard=False, token_budget=times.token_budget, backend="eager", kv_bytes=2 << 30)
-    core = build_core(checkpoint, config)
-    core.scheduler.frame_pause = frame_pause / checkpoint.codec.config.frame_rate
-    return core
+    return build_core(checkpoint, config)
 
 
 def stalled_players(core: EngineCore, voices: int) -> int:
@@ -58,11 +56,15 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64, help="clients of the closed loop")
     parser.add_argument("--arrivals", type=int, default=150, help="requests that arrive at random")
     parser.add_argument(
-        "--frame-pause", type=float, default=FRAME_PAUSE, help="frames that streams wait while prompts are computed"
+        "--frame-pause",
+        type=float,
+        default=scheduler.FRAME_PAUSE,
+        help="frames that streams wait while prompts are computed",
     )
     given = parser.parse_args()
+    scheduler.FRAME_PAUSE = given.frame_pause
     sizes = [int(size) for size in given.voices.split(",")]
-    core = emulated_core(given.device, max(given.clients, *sizes), given.frame_pause)
+    core = emulated_core(given.device, max(given.clients, *sizes))
     closed_loop(core, 8, 4, 1)  # warm-up
     for voices in sizes:
         runs = [closed_loop(core, voices, BURST_FRAMES, 1)[0] for _ in range(BURSTS)]

@@ -76,3 +76,4 @@ def emulate_device(times: DeviceTimes, frames: int) -> None:
     EagerRunner.launch = launch  # type: ignore[method-assign, assignment]
     AudioDecoder._run = decode  # type: ignore[method-assign]
     FallbackRunner.__init__ = build  # type: ignore[method-assign]
+    FallbackRunner.token_seconds = property(lambda _: times.prompt_token)  # type: ignore[method-assign, assignment]

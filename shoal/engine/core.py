@@ -20,7 +20,7 @@ from shoal.engine.output.audio_decoder import AudioDecoder, CodecBackend
 from shoal.engine.request_tracker import RequestStats, RequestTracker
 from shoal.engine.scheduling.blocks import BlockPool, BlockStats
 from shoal.engine.scheduling.policy import admission_policy
-from shoal.engine.scheduling.scheduler import FRAME_PAUSE, Batch, Scheduler, SchedulerStats, StepOutput
+from shoal.engine.scheduling.scheduler import Batch, Scheduler, SchedulerStats, StepOutput, frame_pause
 from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Event, Turn, Utterance
 from shoal.errors import GenerationFailed, InvalidRequest
@@ -74,7 +74,6 @@ class EngineCore:
             token_budget=config.token_budget or DEFAULT_TOKEN_BUDGET,
             stop_id=model.config.stop_id,
             max_tokens=model.config.slow.max_seq_len,
-            frame_pause=FRAME_PAUSE / checkpoint.codec.config.frame_rate,
             policy=admission_policy(config.policy, config.batch_size, config.batch_seconds),
             clock=clock,
         )
@@ -171,7 +170,9 @@ class EngineCore:
         Otherwise a failing step would make them suspects as well, and the request that fails could not be identified.
         """
         # Read at every step: the backend may have changed since the last one.
-        self.scheduler.token_budget = self.config.token_budget or self.runner.token_budget
+        self.scheduler.token_budget = budget = self.config.token_budget or self.runner.token_budget
+        frame_rate = self.checkpoint.codec.config.frame_rate
+        self.scheduler.frame_pause = frame_pause(frame_rate, budget * self.runner.token_seconds)
         suspect = self._suspect()
         if suspect is not None and suspect.slot < 0 and not self.scheduler.has_free_slot:
             return self.scheduler.plan()  # the suspect waits for a slot

@@ -1,6 +1,7 @@
 """The engine gives the output of `generate`, independent of batch, memory pressure and scheduling."""
 
 import inspect
+import math
 import random
 from dataclasses import dataclass, replace
 
@@ -10,8 +11,10 @@ import pytest
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore, block_count
+from shoal.engine.execution.fallback import FallbackRunner
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.preprocess import build_turns
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Turn, Utterance
 from shoal.errors import DeadlineExceeded, DeviceFailed, InvalidRequest, TextError
 from shoal.speech import FinishReason, SamplingParams
@@ -139,6 +142,29 @@ def test_requests_that_arrive_together_compute_the_prefix_of_their_voice_once(
     shared = len(program[0].turns[0].prefix) // PLAIN.block_size * PLAIN.block_size  # type: ignore[arg-type]
     assert shared > 0
     assert core.pool.stats.tokens_saved >= 5 * shared
+
+
+@pytest.mark.parametrize(("token_seconds", "pauses"), [(1e-5, True), (1e-2, False), (math.inf, False)])
+def test_output_is_the_same_while_frames_wait_for_the_prompts_of_a_burst(
+    either: Oracle, voice: Voice, monkeypatch: pytest.MonkeyPatch, token_seconds: float, pauses: bool
+) -> None:
+    """Frames wait only where the backend computes the prompts of a step in a quarter of a frame."""
+    monkeypatch.setattr(FallbackRunner, "token_seconds", token_seconds)
+    clock = FakeClock()
+    core = EngineCore(either.checkpoint, replace(PLAIN, token_budget=7), clock)
+    run_with_lag(core, 1)
+    waited = list[bool]()
+    postpone = core.scheduler._postpone_frames
+
+    def note(eligible: list[Sequence], budget: int) -> bool:
+        clock.now += 0.005
+        waited.append(postpone(eligible, budget))
+        return waited[-1]
+
+    core.scheduler._postpone_frames = note  # type: ignore[method-assign]
+    check(core, timed_requests(either.checkpoint, voice)[:7], either)
+    assert any(waited) == pauses
+    assert not all(waited)
 
 
 @pytest.mark.parametrize("host_blocks", [0, 400])

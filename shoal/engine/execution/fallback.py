@@ -10,6 +10,7 @@ A size of a backend that fails is left out while others remain. A backend that f
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Literal, NoReturn, cast
@@ -74,6 +75,12 @@ class FallbackRunner:
         """Return the prompt tokens that a step should compute at most on the current backend."""
         launcher = self.runner.launcher
         return launcher.token_budget if isinstance(launcher, FusedRunner) else DEFAULT_TOKEN_BUDGET
+
+    @property
+    def token_seconds(self) -> float:
+        """Return the time of a prompt token on the current backend; infinite if it is not measured."""
+        launcher = self.runner.launcher
+        return launcher.token_seconds if isinstance(launcher, FusedRunner) else math.inf
 
     @property
     def dropped(self) -> list[str]:

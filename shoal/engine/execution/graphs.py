@@ -1,6 +1,7 @@
 """The graph and fused backends: the fused kernels at fixed sizes, captured as CUDA graphs or launched one by one."""
 
 import logging
+import math
 from collections.abc import Sequence as Ordered
 from functools import partial
 
@@ -14,7 +15,7 @@ from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.runner import EagerRunner, PendingStep
 from shoal.engine.execution.text_rows import TextRows
 from shoal.engine.execution.text_weights import Reading
-from shoal.engine.scheduling.scheduler import Batch, Prefill
+from shoal.engine.scheduling.scheduler import PREFILL_SECONDS, Batch, Prefill
 from shoal.engine.scheduling.sequence import Sequence
 from shoal.errors import describe_error, device_errors
 from shoal.kernels.cuda_graph import CaptureContext, GraphSizes, LaunchGraph, compile_ahead
@@ -26,9 +27,6 @@ from shoal.model.slow import Head
 logger = logging.getLogger(__name__)
 
 PROMPTS = (32, 64, 96, 128, 192, 256, 384, 512)
-# Time that the prompts of a step may take: a quarter of a frame of audio, which running streams have in reserve. More
-# tokens per step do not start a burst of 64 requests sooner on an H200, and delay those that follow.
-PREFILL_SECONDS = 0.012
 MAX_TOKEN_BUDGET = 4096
 TIMED_REPLAYS = 3
 
@@ -81,6 +79,7 @@ class FusedRunner(FixedSizeRunner):
         prefills = {rows: FusedPrefill(model, kv, tables, rows) for rows in sorted(prompts)}
         self._prompts = GraphSizes("prompt graph", prefills)
         self.token_budget = DEFAULT_TOKEN_BUDGET
+        self.token_seconds = math.inf  # of a prompt token in the largest graph; infinite: not measured
         if capture or check:
             self._build(capture=capture)
 
@@ -145,7 +144,7 @@ class FusedRunner(FixedSizeRunner):
         """Choose the prompt tokens of a step by the time that the largest prompt graph takes."""
         size = max(self._prompts)
         seconds = self._prompts[size].replay_seconds(TIMED_REPLAYS)
-        self.token_budget = affordable_tokens(seconds, size)
+        self.token_budget, self.token_seconds = affordable_tokens(seconds, size), seconds / size
         logger.info("a step computes up to %d prompt tokens; %d take %.1f ms", self.token_budget, size, seconds * 1e3)
 
     def _build_reader(self, context: CaptureContext | None) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.output.chunks import chunk_frames
 from shoal.engine.scheduling.blocks import BlockPool
-from shoal.engine.scheduling.scheduler import FRAME_PAUSE, Scheduler, StepOutput
+from shoal.engine.scheduling.scheduler import Scheduler, StepOutput, frame_pause
 from shoal.engine.scheduling.sequence import Sequence, Tokens
 from shoal.speech import SamplingParams
 from shoal.tools.simulate.costs import EngineCosts
@@ -71,13 +71,14 @@ class SimulatedServer:
         fleet, config = self.fleet, self.fleet.config
         self.requests: dict[int, SimulatedRequest] = {}
         self._in_flight: StepOutput | None = None
+        budget = config.token_budget or DEFAULT_TOKEN_BUDGET
         self.scheduler = Scheduler(
             BlockPool(fleet.blocks, config.block_size, caching=config.prefix_cache),
             slots=config.slots,
-            token_budget=config.token_budget or DEFAULT_TOKEN_BUDGET,
+            token_budget=budget,
             stop_id=STOP_ID,
             max_tokens=fleet.max_tokens,
-            frame_pause=FRAME_PAUSE / fleet.costs.frame_rate,
+            frame_pause=frame_pause(fleet.costs.frame_rate, budget * fleet.costs.token),
             clock=lambda: self._now,
         )
 

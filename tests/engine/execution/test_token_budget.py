@@ -1,5 +1,6 @@
 """Prompt tokens per step: as configured, or what the backend in use computes in a few milliseconds."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from shoal.checkpoint.random import random_checkpoint
 from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.execution.graphs import MAX_TOKEN_BUDGET, PREFILL_SECONDS, FusedRunner, affordable_tokens
+from shoal.engine.scheduling.scheduler import frame_pause
 
 CONFIG = EngineConfig(slots=2, guard=False, kv_bytes=1 << 22, backend="eager")
 
@@ -43,12 +45,27 @@ def test_the_setting_wins_over_the_measured_budget(tiny: Checkpoint) -> None:
 def test_the_budget_follows_the_backend_in_use(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     core = EngineCore(tiny, CONFIG)
     assert budget_of(core) == DEFAULT_TOKEN_BUDGET
-    eager, fast = core.runner.runner.launcher, SimpleNamespace(token_budget=2048)
+    eager, fast = core.runner.runner.launcher, SimpleNamespace(token_budget=2048, token_seconds=4.5e-6)
     monkeypatch.setattr("shoal.engine.execution.fallback.FusedRunner", SimpleNamespace)
     core.runner.runner.launcher = fast  # type: ignore[assignment]
     assert budget_of(core) == 2048
+    assert core.scheduler.frame_pause == 0.5 / tiny.codec.config.frame_rate
     core.runner.runner.launcher = eager
     assert budget_of(core) == DEFAULT_TOKEN_BUDGET
+    assert core.scheduler.frame_pause == 0.0
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "expected"),
+    [
+        pytest.param(9.2, 0.02, id="S1-mini on an H200"),
+        pytest.param(11.8, 0.02, id="S2-Pro on an H200"),
+        pytest.param(40.0, 0.0, id="a slow card"),
+        pytest.param(math.inf, 0.0, id="not measured"),
+    ],
+)
+def test_frames_wait_for_prompts_only_where_these_take_little_time(milliseconds: float, expected: float) -> None:
+    assert frame_pause(25.0, milliseconds / 1e3) == expected
 
 
 @pytest.mark.gpu
@@ -59,6 +76,7 @@ def test_graphs_measure_their_prompts_at_start() -> None:
     prompts = launcher.graphs[1][max(launcher.graphs[1])]
     seconds = prompts.replay_seconds(5)
     assert 0 < seconds < 1
+    assert launcher.token_seconds == pytest.approx(seconds / 512, rel=0.5)
     assert launcher.token_budget % DEFAULT_TOKEN_BUDGET == 0
     assert launcher.token_budget <= max(DEFAULT_TOKEN_BUDGET, 1.5 * PREFILL_SECONDS / seconds * 512)
     assert torch.cuda.is_current_stream_capturing() is False
