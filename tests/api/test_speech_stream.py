@@ -1,22 +1,24 @@
 import asyncio
 import time
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from shoal.api.config import Limits, ServerConfig
 from shoal.api.engine_client import EngineHandle, EngineLifecycle
 from shoal.api.exceptions import SlowReader
 from shoal.api.keys import ANONYMOUS
-from shoal.api.output import OutputOptions
+from shoal.api.output import OutputEncoder, OutputOptions
 from shoal.api.requests import SpeechJob
 from shoal.api.speech_stream import ByteBuffer, SpeechStream
 from shoal.api.state import create_state
 from shoal.engine.process.messages import Speak
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
-from shoal.speech import SpeechRequest
+from shoal.speech import AudioChunk, Samples, SpeechRequest
 from shoal.voices.store import VoiceStore
 from tests.engine.clock import FakeClock
 
@@ -103,3 +105,44 @@ def test_time_between_admission_and_submission_counts_against_the_deadline(
         return command
 
     assert asyncio.run(submit()).deadline == 130.0
+
+
+@pytest.mark.parametrize("format", ["mp3", "pcm"])  # encoded in a thread, and on the event loop
+def test_an_encoder_that_fails_in_the_middle_ends_the_stream_and_cancels_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, format: str
+) -> None:
+    feed, fed, closed = OutputEncoder.feed, list[int](), list[bool]()
+
+    def fail_on_the_second_chunk(encoder: OutputEncoder, samples: Samples) -> bytes:
+        fed.append(len(samples))
+        if len(fed) == 2:
+            raise OSError("the encoder is broken")
+        return feed(encoder, samples)
+
+    class Service:
+        sample_rate = 44_100
+
+        async def speak(self, *_: object) -> AsyncGenerator[AudioChunk, None]:
+            try:
+                while True:
+                    yield AudioChunk(np.zeros(44_100, np.float32), self.sample_rate)
+            finally:
+                closed.append(True)
+
+    monkeypatch.setattr(OutputEncoder, "feed", fail_on_the_second_chunk)
+    engine = EngineHandle(Service(), VoiceStore(tmp_path), 25.0)  # type: ignore[arg-type]
+    state = create_state(ServerConfig(limits=Limits()), EngineLifecycle(lambda: engine, engine), 4)
+    job = SpeechJob("openai", SpeechRequest("Hello."), OutputOptions(format), engine, ANONYMOUS, "req-7")
+
+    pieces = list[bytes]()
+
+    async def read() -> None:
+        async for piece in SpeechStream(state, job).buffer.read():
+            pieces.append(piece)
+
+    with pytest.raises(OSError, match="broken"):
+        asyncio.run(read())
+    assert any(pieces)
+    assert (len(fed), closed) == (2, [True])
+    assert state.queue.in_flight == 0
+    assert "req-7: internal error" in caplog.text
