@@ -1,11 +1,13 @@
 """Predict first audio in bursts, throughput and stalls of an engine on an H200, with a device that only waits.
 
     python -m scripts.emulated_bursts --device s2-pro --voices 16,64
+    python -m scripts.emulated_bursts --stagger     # what `scripts.serving_overhead` could reach without HTTP
 
 For every number of voices five bursts of requests without a voice, 60 frames each: medians of P50 and P95 of first
 audio and of the throughput, and players that stall without a buffer. Then a closed loop, two requests of 200 frames per
 client, and random arrivals at 70 % of its throughput. The whole engine runs but model and codec
-(scripts/emulated_device.py). `--frame-pause 0` computes prompts and frames in every step.
+(scripts/emulated_device.py). `--frame-pause 0` computes prompts and frames in every step. `--stagger` only runs clients
+that start one after the other, ten requests of 120 frames each, and prints their throughput while all are live.
 """
 
 import argparse
@@ -55,6 +57,7 @@ def main() -> None:
     parser.add_argument("--voices", default="16,64", help="requests of a burst, separated by commas")
     parser.add_argument("--clients", type=int, default=64, help="clients of the closed loop")
     parser.add_argument("--arrivals", type=int, default=150, help="requests that arrive at random")
+    parser.add_argument("--stagger", action="store_true", help="only clients that start one after the other")
     parser.add_argument(
         "--frame-pause",
         type=float,
@@ -66,6 +69,14 @@ def main() -> None:
     sizes = [int(size) for size in given.voices.split(",")]
     core = emulated_core(given.device, max(given.clients, *sizes))
     closed_loop(core, 8, 4, 1)  # warm-up
+    if given.stagger:
+        found = closed_loop(core, given.clients, 120, 10, stagger=True)[0]
+        first = [found["first_audio"][each] * 1e3 for each in ("p50", "p95")]
+        rate = found["live_audio_per_second"]
+        print(
+            f"{given.clients} clients: {rate:.0f} audio-s/s; first audio P50 {first[0]:.0f} ms, P95 {first[1]:.0f} ms"
+        )
+        return
     for voices in sizes:
         runs = [closed_loop(core, voices, BURST_FRAMES, 1)[0] for _ in range(BURSTS)]
         first = [median(run["first_audio"][each] for run in runs) * 1e3 for each in ("p50", "p95")]
