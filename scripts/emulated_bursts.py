@@ -51,6 +51,34 @@ def stalled_players(core: EngineCore, voices: int) -> int:
     return sum(stalled_seconds(received, buffer=0.0) > 0 for received in chunks.values())
 
 
+def measure_burst(core: EngineCore, voices: int) -> str:
+    runs = [closed_loop(core, voices, BURST_FRAMES, 1)[0] for _ in range(BURSTS)]
+    first = [median(run["first_audio"][each] for run in runs) * 1e3 for each in ("p50", "p95")]
+    rate = median(run["audio_per_second"] for run in runs)
+    return (
+        f"{voices} at once: first audio P50 {first[0]:.0f} ms, P95 {first[1]:.0f} ms, {rate:.0f} audio-s/s, "
+        f"{stalled_players(core, voices)} stalled"
+    )
+
+
+def measure_clients(core: EngineCore, clients: int, arrivals: int) -> str:
+    rate = closed_loop(core, clients, FRAMES, 2)[0]["audio_per_second"]
+    requests = [utterance(core, number, FRAMES) for number in range(arrivals)]
+    found = measure_arrivals(core, requests, 0.7 * rate * core.checkpoint.codec.config.frame_rate / FRAMES)
+    first = [found["first_audio"][each] * 1e3 for each in ("p50", "p95")]
+    return (
+        f"{clients} clients: {rate:.0f} audio-s/s; {found['rate']:.0f} requests/s at random: "
+        f"first audio P50 {first[0]:.0f} ms, P95 {first[1]:.0f} ms, {found['starved']} stalled"
+    )
+
+
+def measure_staggered(core: EngineCore, clients: int) -> str:
+    found = closed_loop(core, clients, 120, 10, stagger=True)[0]
+    first = [found["first_audio"][each] * 1e3 for each in ("p50", "p95")]
+    rate = found["live_audio_per_second"]
+    return f"{clients} clients: {rate:.0f} audio-s/s; first audio P50 {first[0]:.0f} ms, P95 {first[1]:.0f} ms"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=DEVICES, default="s1-mini")
@@ -70,31 +98,11 @@ def main() -> None:
     core = emulated_core(given.device, max(given.clients, *sizes))
     closed_loop(core, 8, 4, 1)  # warm-up
     if given.stagger:
-        found = closed_loop(core, given.clients, 120, 10, stagger=True)[0]
-        first = [found["first_audio"][each] * 1e3 for each in ("p50", "p95")]
-        rate = found["live_audio_per_second"]
-        print(
-            f"{given.clients} clients: {rate:.0f} audio-s/s; first audio P50 {first[0]:.0f} ms, P95 {first[1]:.0f} ms"
-        )
+        print(measure_staggered(core, given.clients))
         return
     for voices in sizes:
-        runs = [closed_loop(core, voices, BURST_FRAMES, 1)[0] for _ in range(BURSTS)]
-        first = [median(run["first_audio"][each] for run in runs) * 1e3 for each in ("p50", "p95")]
-        rate = median(run["audio_per_second"] for run in runs)
-        stalled = stalled_players(core, voices)
-        print(
-            f"{voices} at once: first audio P50 {first[0]:.0f} ms, P95 {first[1]:.0f} ms, {rate:.0f} audio-s/s, "
-            f"{stalled} stalled",
-            flush=True,
-        )
-    rate = closed_loop(core, given.clients, FRAMES, 2)[0]["audio_per_second"]
-    requests = [utterance(core, number, FRAMES) for number in range(given.arrivals)]
-    found = measure_arrivals(core, requests, 0.7 * rate * core.checkpoint.codec.config.frame_rate / FRAMES)
-    first = [found["first_audio"][each] * 1e3 for each in ("p50", "p95")]
-    print(
-        f"{given.clients} clients: {rate:.0f} audio-s/s; {found['rate']:.0f} requests/s at random: "
-        f"first audio P50 {first[0]:.0f} ms, P95 {first[1]:.0f} ms, {found['starved']} stalled"
-    )
+        print(measure_burst(core, voices), flush=True)
+    print(measure_clients(core, given.clients, given.arrivals))
 
 
 if __name__ == "__main__":
