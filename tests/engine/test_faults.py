@@ -18,6 +18,7 @@ from torch import Tensor
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.device_health import MAX_FAILURES, PROBE_ID
+from shoal.engine.execution.runner import PendingStep
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.preprocess import build_turns
 from shoal.engine.scheduling.scheduler import Batch
@@ -90,6 +91,32 @@ def test_a_step_that_fails_once_is_recovered(oracle: Oracle, voice: Voice) -> No
     for each in received:
         assert each.equals(oracle.speak(turns, each.utterance.sampling))
     assert core.stats.failed == 1
+    assert_nothing_leaked(core)
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_a_request_is_recomputed_correctly_when_a_step_that_wrote_nothing_is_lost(
+    oracle: Oracle, voice: Voice, number: int
+) -> None:
+    config = replace(PLAIN, token_budget=PLAIN.block_size, backend="plain-graph")  # has another to fall back to
+    core = EngineCore(oracle.checkpoint, config)
+    run_with_lag(core, 1)
+    driver = StepDriver(core)
+    turns = build_turns("hello", voice, oracle.checkpoint)
+    assert len(turns[0].prompt) > 3 * PLAIN.block_size, "the prompt takes several steps"
+    received = five(driver, turns)
+    launcher, batches = core.runner.runner.launcher, list[Batch]()
+    launch = launcher.launch
+
+    def lose_one(batch: Batch) -> PendingStep | Lost:
+        batches.append(batch)
+        return Lost(PendingStep(batch)) if len(batches) == 1 + number else launch(batch)
+
+    launcher.launch = lose_one  # type: ignore[method-assign, assignment]
+    driver.run(max_steps=500)
+    assert core.stats.failed == 1
+    for each in received:
+        assert each.equals(oracle.speak(turns, each.utterance.sampling))
     assert_nothing_leaked(core)
 
 
