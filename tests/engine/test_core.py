@@ -144,14 +144,21 @@ def test_requests_that_arrive_together_compute_the_prefix_of_their_voice_once(
     assert core.pool.stats.tokens_saved >= 5 * shared
 
 
-@pytest.mark.parametrize(("token_seconds", "pauses"), [(1e-5, True), (1e-2, False), (math.inf, False)])
+@pytest.mark.parametrize(
+    ("backend", "token_seconds", "pauses"),
+    [
+        *((backend, 1e-5, True) for backend in ("eager", "native", "plain-graph")),
+        ("native", 1e-2, False),
+        ("native", math.inf, False),
+    ],
+)
 def test_output_is_the_same_while_frames_wait_for_the_prompts_of_a_burst(
-    either: Oracle, voice: Voice, monkeypatch: pytest.MonkeyPatch, token_seconds: float, pauses: bool
+    either: Oracle, voice: Voice, monkeypatch: pytest.MonkeyPatch, backend: str, token_seconds: float, pauses: bool
 ) -> None:
     """Frames wait only where the backend computes the prompts of a step in a quarter of a frame."""
     monkeypatch.setattr(FallbackRunner, "token_seconds", token_seconds)
     clock = FakeClock()
-    core = EngineCore(either.checkpoint, replace(PLAIN, token_budget=7), clock)
+    core = EngineCore(either.checkpoint, replace(PLAIN, token_budget=7, backend=backend), clock)
     run_with_lag(core, 1)
     waited = list[bool]()
     postpone = core.scheduler._postpone_frames
