@@ -18,6 +18,7 @@ from shoal.engine.execution.fused import FusedPrefill, ResidualStream
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.load import voice_cache
 from shoal.engine.preprocess import build_turns
+from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Turn, Utterance
 from shoal.model.cache import NoKVCache
 from shoal.model.slow import Head
@@ -134,6 +135,23 @@ def test_requests_that_compute_a_common_prefix_in_one_step_give_the_frames_that_
     for number in (0, 1, 11):
         core.pool.clear_cache()
         assert np.array_equal(finished(core, [utterance(number)])[0], together[number])
+
+
+def test_requests_give_the_same_frames_while_frames_wait_for_the_prompts_of_a_burst(full: Checkpoint) -> None:
+    core = EngineCore(
+        full,
+        EngineConfig(slots=20, guard=False, backend="graph", kv_bytes=1 << 30, token_budget=64, prefix_cache=False),
+    )
+    waited, postpone = list[bool](), core.scheduler._postpone_frames
+
+    def note(eligible: list[Sequence], budget: int) -> bool:
+        waited.append(postpone(eligible, budget))
+        return waited[-1]
+
+    core.scheduler._postpone_frames = note  # type: ignore[method-assign]
+    together = said(core, 20, 10)
+    assert any(waited)
+    assert np.array_equal(said(core, 1, 10)[0], together[0])
 
 
 def test_a_request_gives_the_same_frames_alone_and_in_a_batch(full: Checkpoint) -> None:
