@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 FRAME_LENGTH = 2048
+PROMPT_GRAPH_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,21 @@ class DeviceTimes:
     size: str  # of the random model whose prompts and frames are emulated: tiny or tiny-s2
     step: float  # of a step that samples frames
     row: float  # of each sequence of such a step
+    prompt: float  # of each prompt graph, which computes up to 512 tokens
     prompt_token: float
     token_budget: int
 
+    def of_step(self, sampled: int, prompt_tokens: int) -> float:
+        """Return the seconds of a step."""
+        frames = self.step + self.row * sampled if sampled else 0.0
+        graphs = -(-prompt_tokens // PROMPT_GRAPH_TOKENS)
+        return frames + self.prompt * graphs + self.prompt_token * prompt_tokens
+
 
 DEVICES = {
-    "s1-mini": DeviceTimes("tiny", 1.06e-3, 0.035e-3, 4.5e-6, 2048),
-    "s2-pro": DeviceTimes("tiny-s2", 5.2e-3, 0.035e-3, 22e-6, 512),
-    "s2-pro-w8a8": DeviceTimes("tiny-s2", 3.63e-3, 0.035e-3, 15.5e-6, 512),
+    "s1-mini": DeviceTimes("tiny", 1.06e-3, 0.035e-3, 0.6e-3, 3.6e-6, 2048),
+    "s2-pro": DeviceTimes("tiny-s2", 5.2e-3, 0.035e-3, 0.0, 22e-6, 512),
+    "s2-pro-w8a8": DeviceTimes("tiny-s2", 3.63e-3, 0.035e-3, 0.0, 15.5e-6, 512),
 }
 
 
@@ -56,8 +64,7 @@ def emulate_device(times: DeviceTimes, frames: int) -> None:
         nonlocal end
         sequences = [sequence for sequence, _ in batch.sampled()]
         prompt = sum(prefill.end - prefill.start for prefill in batch.prefills)
-        sampling = times.step + times.row * len(sequences) if sequences else 0.0
-        end = max(end, time.perf_counter()) + sampling + times.prompt_token * prompt
+        end = max(end, time.perf_counter()) + times.of_step(len(sequences), prompt)
         tokens = generator.integers(0, 100, (len(sequences), 1 + config.num_codebooks)).astype(np.int32)
         tokens[:, 0] += config.semantic_begin_id
         tokens[[sequence.frames >= frames - 1 for sequence in sequences], 0] = config.stop_id
@@ -76,4 +83,4 @@ def emulate_device(times: DeviceTimes, frames: int) -> None:
     EagerRunner.launch = launch  # type: ignore[method-assign, assignment]
     AudioDecoder._run = decode  # type: ignore[method-assign]
     FallbackRunner.__init__ = build  # type: ignore[method-assign]
-    FallbackRunner.token_seconds = property(lambda _: times.prompt_token)  # type: ignore[method-assign, assignment]
+    FallbackRunner.token_seconds = property(lambda _: times.of_step(0, PROMPT_GRAPH_TOKENS) / PROMPT_GRAPH_TOKENS)  # type: ignore[method-assign, assignment]
