@@ -84,12 +84,10 @@ class SchedulerStats:
     preempted: int = 0
 
 
-# Time that the prompts of a step may take: a quarter of a frame of audio, which running streams have in reserve. More
-# tokens per step do not start a burst of 64 requests sooner on an H200, and delay those that follow.
-PREFILL_SECONDS = 0.012
 # Frames of audio that streams may wait for their next frame while the prompts of a burst are computed: with the steps
-# before and after, less than playback takes. They do not wait where the prompts of a step take longer than this.
+# before and after, less than playback takes.
 FRAME_PAUSE = 0.5
+# Streams do not wait on a device that takes longer than this for the prompts of one step.
 MAX_PAUSING_PREFILL_SECONDS = 0.016
 
 # Prompt tokens per decode of a step: a step of many sequences takes longer, so more prompt tokens delay it by the same

@@ -53,8 +53,8 @@ class LoadStage:
         return f"{load} client{'' if load == '1' else 's'}"
 
 
-# What a load is called in messages, and how it may be written.
 MAX_LOAD: dict[Arrivals, int] = {"open": 10_000, "closed": 10_000, "burst": MAX_IN_FLIGHT}
+# What a load is called in messages, and how it may be written.
 FORMS: dict[Arrivals, str] = {
     "open": "a rate, such as 2, or 1,2,4 for stages, or 1..8 for a ramp",
     "closed": "a number of clients, such as 2, or 1,2,4 for stages, or 1..8 for a ramp",
@@ -81,13 +81,14 @@ def parse_stages(text: str, arrivals: Arrivals, *, seconds: float, requests: int
 
 async def run_stage(stage: LoadStage, send: SendRequest, on_outcome: OnOutcome, seed: int) -> None:
     """Run a stage and call `on_outcome` for every request as it ends. Cancellation drops the requests in flight."""
+    if stage.arrivals == "burst":
+        await _bursts(stage, send, on_outcome)
+        return
     async with asyncio.TaskGroup() as group:
         if stage.arrivals == "open":
             await _open_loop(stage, send, on_outcome, seed, group)
-        elif stage.arrivals == "closed":
+        else:
             _closed_loop(stage, send, on_outcome, group)
-    if stage.arrivals == "burst":
-        await _bursts(stage, send, on_outcome)
 
 
 def arrival_times(stage: LoadStage, seed: int) -> Iterator[float]:
@@ -141,19 +142,19 @@ def _closed_loop(stage: LoadStage, send: SendRequest, on_outcome: OnOutcome, gro
 
 async def _bursts(stage: LoadStage, send: SendRequest, on_outcome: OnOutcome) -> None:
     clock, size = asyncio.get_running_loop().time, round(stage.first)
-    began, number, last = clock(), 0, stage.requests
+    numbers = count(0) if stage.requests is None else iter(range(stage.requests))
+    began = clock()
 
     async def one(number: int, due: float) -> None:
         on_outcome(await send(number, due))
 
-    while clock() - began < stage.seconds and (last is None or number < last):
-        if number:
+    while clock() - began < stage.seconds and (burst := list(islice(numbers, size))):
+        if burst[0] > 0:
             await asyncio.sleep(BURST_PAUSE)
-        due, numbers = clock(), range(number, number + size if last is None else min(number + size, last))
+        due = clock()
         async with asyncio.TaskGroup() as group:
-            for each in numbers:
-                group.create_task(one(each, due))
-        number = numbers.stop
+            for number in burst:
+                group.create_task(one(number, due))
 
 
 def _presence(stage: LoadStage, client: int) -> tuple[float, float]:

@@ -28,6 +28,7 @@ MAX_TIMELINES = 4
 MAX_STRIPS = 12
 CLIENTS = "clients"  # name of the axis of a closed loop
 AT_ONCE = "requests at once"  # name of the axis of bursts
+COUNTS = (CLIENTS, AT_ONCE)  # axes of whole numbers
 
 
 def charts(document: Document) -> list[Chart]:
@@ -293,7 +294,7 @@ Steady = list[tuple[dict[str, Any], list[dict[str, Any]]]]
 
 def _against_load(steady: Steady, x_name: str, target: float) -> Chart:
     mark = (target, f"objective {duration(target)}")
-    axes = AxesSpec(x_name, "TTFA", lambda v: f"{v:.3g}", duration, mark=mark, x_whole=x_name in (CLIENTS, AT_ONCE))
+    axes = AxesSpec(x_name, "TTFA", lambda v: f"{v:.3g}", duration, mark=mark, x_whole=x_name in COUNTS)
     if len(steady) == 1:
         stages = steady[0][1]
         series = [
@@ -319,7 +320,7 @@ def _goodput(steady: Steady, x_name: str, *, ideal: bool) -> Chart:
         highest = max(each["load"] for _, stages in steady for each in stages)
         series.append(LineSeries("all requests", "muted", [(0.0, 0.0), (highest, highest)], dotted=True, marks=False))
     forms = lambda v: f"{v:.3g}", lambda v: f"{v:.3g}"
-    axes = AxesSpec(x_name, "good requests per second", *forms, x_whole=x_name in (CLIENTS, AT_ONCE))
+    axes = AxesSpec(x_name, "good requests per second", *forms, x_whole=x_name in COUNTS)
     caption = "Requests that met the objective: audio started in time and playback never stalled."
     return _line_chart("Goodput", caption, series, axes)
 
@@ -339,7 +340,7 @@ def _starvation(steady: Steady, x_name: str) -> Chart:
             series.append(LineSeries(run["name"], f"s{number_of + 1}", points))
         words = "Share of requests whose playback stalled with a buffer of 100 ms."
     forms = lambda v: f"{v:.3g}", lambda v: f"{100 * v:.3g} %"
-    axes = AxesSpec(x_name, "stalled requests", *forms, x_whole=x_name in (CLIENTS, AT_ONCE))
+    axes = AxesSpec(x_name, "stalled requests", *forms, x_whole=x_name in COUNTS)
     return _line_chart("Playback stalls", words, series, axes)
 
 
