@@ -1,6 +1,7 @@
 """An engine process that ends when it is idle and starts again with the next request."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from shoal.speech import SpeechRequest
 from tests.waiting import wait_until
 
 IDLE = SupervisorConfig(sleep_seconds=0.05, longest_pause=0.1)
+LONG_AGO = -math.inf  # time of the last job; 0 would be recent on a machine that has just booted
 
 
 class FakeProcess:
@@ -154,7 +156,7 @@ def test_an_engine_with_a_job_does_not_sleep(processes: list[FakeProcess]) -> No
         thread, _ = ask(supervisor)
         wait_until(lambda: any(process.jobs for process in processes))
         busy = processes[-1]
-        supervisor._used = 0.0  # as after hours
+        supervisor._used = LONG_AGO
         assert not supervisor._fall_asleep()
         busy.answer_all()
         thread.join(240)
@@ -168,7 +170,7 @@ def test_an_engine_is_not_put_to_sleep_during_a_reload(processes: list[FakeProce
         reload.start()
         wait_until(lambda: len(processes) == 2)
         wait_until(lambda: supervisor._starting)
-        supervisor._used = 0.0
+        supervisor._used = LONG_AGO
         assert not supervisor._fall_asleep()
         FakeProcess.starts.set()
         reload.join(240)
@@ -202,7 +204,7 @@ def test_a_sleeping_engine_is_not_restarted_and_a_dead_one_is(processes: list[Fa
         processes[0].exit()
         wait_until(lambda: len(processes) == 2 and supervisor.ready)
         assert supervisor.restarts == 1
-        supervisor._used = 0.0
+        supervisor._used = LONG_AGO
         fall_asleep(supervisor)
         wait_until(lambda: not processes[1].alive)
         assert (len(processes), supervisor.restarts) == (2, 1)
@@ -250,6 +252,6 @@ def test_closing_while_it_wakes_fails_the_waiting_request(processes: list[FakePr
 
 def test_without_the_setting_an_engine_never_sleeps(processes: list[FakeProcess]) -> None:
     with supervising(SupervisorConfig()) as supervisor:
-        supervisor._used = 0.0
+        supervisor._used = LONG_AGO
         assert not supervisor._fall_asleep()
         assert supervisor.activity == "awake"
