@@ -54,7 +54,14 @@ def to_host(results: Tensor) -> Tensor:
     return host.copy_(results, non_blocking=True)
 
 
-class Workload(Protocol):
+class Launches(Protocol):
+    """Kernel launches of fixed shapes."""
+
+    def run(self) -> None:
+        """Launch the kernels."""
+
+
+class Workload(Launches, Protocol):
     """A fixed-shape computation that reads its inputs from one tensor and writes its results to preallocated ones."""
 
     inputs: Tensor
@@ -62,11 +69,8 @@ class Workload(Protocol):
     def padding(self) -> np.ndarray:
         """Return inputs of which every row is padding: they may be run at any time and change no sequence."""
 
-    def run(self) -> None:
-        """Launch the kernels."""
 
-
-def compile_ahead(workloads: Iterable[Workload], *, strict: bool = False) -> None:
+def compile_ahead(workloads: Iterable[Launches], *, strict: bool = False) -> None:
     """Compile the kernels of these workloads in parallel; compilation dominates a cold start.
 
     Each workload runs once with its kernel launches suppressed. Operators that are not Triton kernels do run, on

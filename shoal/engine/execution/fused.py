@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.engine.execution.few_rows import FewRowsLayers
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV
 from shoal.kernels.attention.fast_attention import fast_attention
@@ -38,16 +39,21 @@ class ResidualStream:
     """Residual stream x [n, dim], with the split-K partials of the last layer still to be added.
 
     Every residual add is followed by a norm, whose kernel reduces the partials, so no separate reduction is launched.
+    Layers in `few_rows` have norm, product and residual add in one kernel.
     """
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor, few_rows: FewRowsLayers | None = None) -> None:
         self.x = x
+        self._few_rows = few_rows or FewRowsLayers({})
         self._partials: Tensor | None = None
         self._scales: Tensor | None = None
         self._row_scales: Tensor | None = None
 
     def add(self, inner: Tensor, layer: AnyLinear) -> None:
         """Add layer(inner) to x; the sum may become visible in `x` only after the next norm."""
+        if (weights := self._few_rows.find(layer, len(self.x))) is not None:
+            weights.add(self.x, inner)
+            return
         scales = row_scales(layer)
         if uses_kernel(layer, "grouped"):
             self._partials = int4_split_k_linear(inner, layer.weight, layer.kernel_scales)
@@ -64,6 +70,9 @@ class ResidualStream:
 
     def project(self, norm: RMSNorm, layer: AnyLinear, *, gated: bool = False) -> Tensor:
         """Apply a norm and a layer to x."""
+        weights = self._few_rows.find(layer, len(self.x))
+        if weights is not None and self._partials is None:
+            return weights.project(self.x, norm.weight, norm.eps)
         if uses_kernel(layer, "int8_activations"):
             rows = int8_rms_norm(self.x, norm.weight, norm.eps, **self._take_partials())
             return linear(rows, layer.weight, scales=layer.kernel_scales, gated=gated)
@@ -162,9 +171,11 @@ class FusedFrame(FusedTokens):
         tables: Tensor,
         rows: int,
         recorded: frozenset[int] = frozenset(),
+        few_rows: FewRowsLayers | None = None,
     ) -> None:
         """`recorded` are the layers whose queries stay readable after a run."""
         super().__init__(model, kv, tables, rows)
+        self._few_rows = few_rows
         self._recorded = recorded
         if recorded:
             # Two more rows: begins and lengths of the texts, which the frame itself does not read.
@@ -193,14 +204,17 @@ class FusedFrame(FusedTokens):
         for codebook in range(1, self.model.config.num_codebooks):
             if codebook > 1:
                 self._advance(stream, codebook)
-            stream = ResidualStream(self._sample_code(stream, codebook))
+            stream = self._stream(self._sample_code(stream, codebook))
 
     def slow(self) -> ResidualStream:
         """Run all layers of the slow transformer over the newest tokens."""
-        stream = ResidualStream(self.embed(self._memory.last_tokens, self.slots))
+        stream = self._stream(self.embed(self._memory.last_tokens, self.slots))
         for layer in range(self.model.config.slow.n_layer):
             self.layer(stream, layer)
         return stream
+
+    def _stream(self, x: Tensor) -> ResidualStream:
+        return ResidualStream(x, self._few_rows)
 
     def _sample_semantic(self, stream: ResidualStream) -> None:
         model, config = self.model, self.model.config
@@ -212,14 +226,14 @@ class FusedFrame(FusedTokens):
 
     def _open(self) -> ResidualStream:
         """Run fast positions 0 (the slow hidden state) and 1 (the semantic code); return the stream of position 1."""
-        stream, rows, last = ResidualStream(self._opening), self._rows, len(self.model.fast.layers) - 1
+        stream, rows, last = self._stream(self._opening), self._rows, len(self.model.fast.layers) - 1
         for index, block in self._fast_blocks():
             qkv = stream.project(block.attention_norm, block.attention.wqkv)
             mixed = qkv.new_empty(2 * rows, block.attention.wo.in_features)
             for position, part in enumerate((slice(0, rows), slice(rows, None))):
                 self._attend(qkv[part], position, index, mixed[part])
             if index == last:
-                stream, mixed = ResidualStream(stream.x[rows:]), mixed[rows:]  # the output of position 0 is not needed
+                stream, mixed = self._stream(stream.x[rows:]), mixed[rows:]  # the output of position 0 is not needed
             stream.add(mixed, block.attention.wo)
             feed_forward(stream, block)
         return stream

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
+from shoal.engine.execution.few_rows import few_rows_layers
 from shoal.engine.execution.fixed_size import FixedSizeRunner, batch_sizes, frame_inputs
 from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.runner import EagerRunner, PendingStep
@@ -77,7 +78,8 @@ class FusedRunner(FixedSizeRunner):
         self._reader, self._reads_by_kernel = eager.text_reader, True
         self._path_graphs: dict[int, LaunchGraph] = {}  # reading after a frame, by rows
         layers = self._reader.layers
-        frames = {rows: FusedFrame(model, head, kv, eager.slots, tables, rows, layers) for rows in sizes}
+        few_rows = few_rows_layers(model)
+        frames = {rows: FusedFrame(model, head, kv, eager.slots, tables, rows, layers, few_rows) for rows in sizes}
         self._frames = GraphSizes("frame graph", frames)
         prefills = {rows: FusedPrefill(model, kv, tables, rows) for rows in sorted(prompts)}
         self._prompts = GraphSizes("prompt graph", prefills)

@@ -17,22 +17,22 @@ from torch import Tensor
 from shoal.kernels.codec_decoder.conv import Taps
 from shoal.kernels.codec_decoder.packing import Packing
 from shoal.kernels.sm90.launch import Sm90Kernel, is_hopper, kernels_unavailable, load_kernels
-from shoal.kernels.sm90.source import CONV_UNIT, Variant
+from shoal.kernels.sm90.source import CONV_UNIT, ConvVariant
 
 logger = logging.getLogger(__name__)
 
 MAX_DILATION = 9
 # Kernels and the number of rows from which they are faster than Triton's on an H200.
-UNIT_96, UNIT_192 = Variant("residual_unit", 96, 96), Variant("residual_unit", 192, 192)
-CONV_384 = Variant("conv", 384, 384)
-UPSAMPLE_192, UPSAMPLE_384 = Variant("conv", 192, 192, taps=2), Variant("conv", 384, 768, taps=2)
+UNIT_96, UNIT_192 = ConvVariant("residual_unit", 96, 96), ConvVariant("residual_unit", 192, 192)
+CONV_384 = ConvVariant("conv", 384, 384)
+UPSAMPLE_192, UPSAMPLE_384 = ConvVariant("conv", 192, 192, taps=2), ConvVariant("conv", 384, 768, taps=2)
 MIN_ROWS = {UNIT_96: 1 << 14, UNIT_192: 1 << 13, CONV_384: 1 << 14, UPSAMPLE_192: 1 << 14, UPSAMPLE_384: 1 << 14}
 
 
 class Sm90Weights(NamedTuple):
     """Packed weights of a layer and the kernel that reads them."""
 
-    kernel: Sm90Kernel
+    kernel: Sm90Kernel[ConvVariant]
     weight: Tensor
 
     @property
@@ -45,7 +45,7 @@ class Sm90Weights(NamedTuple):
         return rows >= MIN_ROWS[self.kernel.variant] and rate % self.kernel.tile_rows == 0
 
 
-def unit_variant(inner: Taps, outer: Taps) -> Variant | None:
+def unit_variant(inner: Taps, outer: Taps) -> ConvVariant | None:
     """Return the kernel of a residual unit (dilated, pointwise), None if there is none of its shape and dtype."""
     taps, outputs, channels = inner.weight.shape
     if outputs != channels or outer.weight.shape != (1, channels, channels) or inner.dilation > MAX_DILATION:
@@ -54,14 +54,14 @@ def unit_variant(inner: Taps, outer: Taps) -> Variant | None:
     return _matching(inner, taps, (each for each in candidates if each.channels == channels))
 
 
-def upsample_variant(layer: Taps) -> Variant | None:
+def upsample_variant(layer: Taps) -> ConvVariant | None:
     """Return the kernel of an upsampling convolution, None if there is none of its shape and dtype."""
     taps, outputs, channels = layer.weight.shape
     candidates = (UPSAMPLE_192, UPSAMPLE_384)
     return _matching(layer, taps, (each for each in candidates if (each.channels, each.outputs) == (channels, outputs)))
 
 
-def _matching(layer: Taps, taps: int, candidates: Iterable[Variant]) -> Variant | None:
+def _matching(layer: Taps, taps: int, candidates: Iterable[ConvVariant]) -> ConvVariant | None:
     found = next((each for each in candidates if each.taps == taps), None)
     return found if layer.weight.dtype == torch.float16 else None
 
@@ -87,7 +87,7 @@ def pack_layers(layers: Sequence[tuple[Taps, ...]]) -> list[Sm90Weights | None]:
     return [None] * len(layers)
 
 
-def _pack(kernel: Sm90Kernel, *layers: Taps) -> Sm90Weights:
+def _pack(kernel: Sm90Kernel[ConvVariant], *layers: Taps) -> Sm90Weights:
     pack: Callable[..., Tensor] = pack_residual_unit if kernel.variant.name == "residual_unit" else pack_conv
     return Sm90Weights(kernel, pack(*layers))
 
@@ -133,7 +133,10 @@ def residual_unit(
     parameters = inner.bias, inner_alpha, outer.bias, outer_alpha
     streams = past, packing.slots, packing.starts
     sizes = len(x), packing.rate(x), inner.dilation
-    weights.kernel.launch(len(x), x, activated, weights.weight, *parameters, *streams, out, out_activated, *sizes)
+    kernel = weights.kernel
+    kernel.launch(
+        kernel.blocks(len(x)), x, activated, weights.weight, *parameters, *streams, out, out_activated, *sizes
+    )
     return out, out_activated
 
 
@@ -146,5 +149,6 @@ def conv(
     out = torch.empty_like(activated) if variant.taps == 2 else x
     streams = past, packing.slots, packing.starts
     sizes = len(x), packing.rate(x), layer.dilation, len(alpha)
-    weights.kernel.launch(len(x), x, weights.weight, layer.bias, alpha, *streams, out, activated, *sizes)
+    kernel = weights.kernel
+    kernel.launch(kernel.blocks(len(x)), x, weights.weight, layer.bias, alpha, *streams, out, activated, *sizes)
     return out, activated

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from shoal.kernels.jit import compiling_only, interpreted, multiprocessor_count
-from shoal.kernels.sm90.source import Variant, source
+from shoal.kernels.sm90.source import Variant
 from shoal.paths import atomic_write, cache_directory
 
 try:
@@ -31,6 +31,9 @@ except ImportError:  # an optional dependency
 ARCHITECTURE = "sm_90a"
 ELF = b"\x7fELF"  # how machine code begins
 OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "--std=c++17")
+
+
+TensorMap = Any  # CUtensorMap of cuda-bindings, which has no types
 
 
 class KernelError(RuntimeError):
@@ -53,38 +56,51 @@ def is_hopper(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Sm90Kernel:
-    """A loaded kernel whose blocks are persistent: one block per multiprocessor works on tiles of `tile_rows` rows."""
+VariantT = TypeVar("VariantT", bound=Variant)
 
-    variant: Variant
+
+@dataclass(frozen=True, slots=True)
+class Sm90Kernel(Generic[VariantT]):
+    """A loaded kernel with at most one block per multiprocessor. The tiles of a convolution have `tile_rows` rows."""
+
+    variant: VariantT
     function: Any
     shared_bytes: int
     threads: int
     tile_rows: int
     multiprocessors: int
 
-    def launch(self, rows: int, *arguments: Tensor | int) -> None:
+    def blocks(self, rows: int) -> int:
+        """Return the number of blocks of a convolution over so many rows."""
+        assert rows % self.tile_rows == 0
+        return min(self.multiprocessors, rows // self.tile_rows)
+
+    def launch(self, blocks: int, *arguments: Tensor | int | float | TensorMap) -> None:
         """Launch on the current stream with programmatic dependent launch. In compile-only mode nothing is launched."""
         if compiling_only():
             return
-        assert rows % self.tile_rows == 0
         attribute = driver.CUlaunchAttribute()
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         attribute.value.programmaticStreamSerializationAllowed = 1
         config = driver.CUlaunchConfig()
-        config.gridDimX = min(self.multiprocessors, rows // self.tile_rows)
+        config.gridDimX = blocks
         config.gridDimY = config.gridDimZ = 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self.threads, 1, 1
         config.sharedMemBytes = self.shared_bytes
         config.hStream = torch.cuda.current_stream().cuda_stream
         config.attrs, config.numAttrs = [attribute], 1
         values = tuple(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
-        types = tuple(ctypes.c_void_p if isinstance(each, Tensor) else ctypes.c_int for each in arguments)
+        types = tuple(_argument_type(each) for each in arguments)
         _checked("launching a kernel", driver.cuLaunchKernelEx(config, self.function, (values, types), 0))
 
 
-def load_kernels(variants: Collection[Variant], device: torch.device) -> dict[Variant, Sm90Kernel]:
+def _argument_type(argument: Tensor | int | float | TensorMap) -> Any:
+    """Return the ctypes type of an argument, None for structures of cuda-bindings, which are passed by value."""
+    types = {Tensor: ctypes.c_void_p, int: ctypes.c_int, float: ctypes.c_float}
+    return next((each for kind, each in types.items() if isinstance(argument, kind)), None)
+
+
+def load_kernels(variants: Collection[VariantT], device: torch.device) -> dict[VariantT, Sm90Kernel[VariantT]]:
     """Compile kernels, all at once, and load them. Raises KernelError, and RuntimeError if a library is missing."""
     with ThreadPoolExecutor(max(1, len(variants))) as compilers:
         list(compilers.map(compiled, variants))
@@ -92,7 +108,7 @@ def load_kernels(variants: Collection[Variant], device: torch.device) -> dict[Va
 
 
 @cache
-def load_kernel(variant: Variant, device: torch.device) -> Sm90Kernel:
+def load_kernel(variant: VariantT, device: torch.device) -> Sm90Kernel[VariantT]:
     """Compile the kernel, or read it from the user's cache, and load it. Raises KernelError."""
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # creates the context that the module is loaded into
@@ -108,7 +124,7 @@ def load_kernel(variant: Variant, device: torch.device) -> Sm90Kernel:
 @cache
 def compiled(variant: Variant) -> bytes:
     """Return the machine code of a kernel. Compiling takes about a second; the user's cache directory keeps it."""
-    text = source(variant)
+    text = variant.source()
     path = _cached_file(variant, text)
     if path is not None:
         with suppress(OSError):
@@ -126,7 +142,7 @@ def _cached_file(variant: Variant, text: str) -> Path | None:
     version = _checked("asking NVRTC for its version", nvrtc.nvrtcVersion())
     key = hashlib.sha256(repr((text, OPTIONS, version)).encode()).hexdigest()[:16]
     with suppress(RuntimeError):  # a user without a home directory
-        return cache_directory() / ARCHITECTURE / f"{variant.name}-{variant.channels}-{key}.cubin"
+        return cache_directory() / ARCHITECTURE / f"{variant.name}-{key}.cubin"
     return None
 
 
@@ -143,6 +159,32 @@ def compile_source(text: str, name: str) -> bytes:
         return cubin
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def encode_tensor_map(address: int, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int]) -> TensorMap:
+    """Return the descriptor with which the copy engine (TMA) reads boxes of bytes, innermost dimension first.
+
+    Strides are in bytes, without that of the innermost dimension. A box is swizzled in lines of 128 bytes; what lies
+    beyond the sizes is zero. It is an argument of a kernel, by value: descriptors in device memory are cached, and the
+    cache does not notice when another one is stored at the same address.
+    """
+    (tensor_map,) = _checked(
+        "describing a tensor",
+        driver.cuTensorMapEncodeTiled(
+            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            len(sizes),
+            address,
+            [driver.cuuint64_t(each) for each in sizes],
+            [driver.cuuint64_t(each) for each in strides],
+            [driver.cuuint32_t(each) for each in box],
+            [driver.cuuint32_t(1)] * len(sizes),
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        ),
+    )
+    return tensor_map
 
 
 def _log(program: Any) -> str:

@@ -1,30 +1,78 @@
-"""CUDA C++ source of a kernel: its file, the code it shares with others, and wgmma instructions of its width."""
+"""CUDA C++ source of a kernel: its sizes, its file, and the code it shares with others."""
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 SOURCES = Path(__file__).parent / "src"
 CONV_UNIT = 192  # outputs that a warpgroup of src/conv.cu computes at a time
+WIDE_OUTPUTS = 3072
+# Of a block of src/few_rows_linear.cu: two must not fit on a multiprocessor, or some would get two and others none.
+LINEAR_SHARED_BYTES = 160_000
 
 
-class Variant(NamedTuple):
-    """A kernel for layers of one shape: src/NAME.cu with these numbers of input channels, outputs and taps."""
+class ConvVariant(NamedTuple):
+    """A convolution of the codec: src/NAME.cu with these numbers of input channels, outputs and taps."""
 
     name: str
     channels: int
     outputs: int
     taps: int = 7
 
+    def source(self) -> str:
+        """Return the complete source, with the wgmma instructions of its width."""
+        sizes = {"CHANNELS": self.channels, "OUTPUTS": self.outputs, "TAPS": self.taps}
+        width = CONV_UNIT if self.name == "conv" else self.channels
+        products = (wgmma(width, a_in_registers=each) for each in (False, True))
+        return "\n".join((_defines(sizes), _read("common.cuh", "convolution.cuh"), *products, _read(f"{self.name}.cu")))
 
-def source(variant: Variant) -> str:
-    """Return the complete source of a kernel."""
-    common, kernel = ((SOURCES / each).read_text(encoding="utf-8") for each in ("common.cuh", f"{variant.name}.cu"))
-    sizes = {"CHANNELS": variant.channels, "OUTPUTS": variant.outputs, "TAPS": variant.taps}
-    defines = (f"#define {name} {value}" for name, value in sizes.items())
-    width = CONV_UNIT if variant.name == "conv" else variant.channels
-    products = (wgmma(width, a_in_registers=each) for each in (False, True))
-    return "\n".join((*defines, common, *products, kernel))
+
+class LinearVariant(NamedTuple):
+    """A linear layer of few rows: src/few_rows_linear.cu for these sizes.
+
+    With `norm` it has an RMSNorm before, without it the residual is added after. `int8` means weights and activations.
+    """
+
+    rows: int
+    columns: int
+    outputs: int
+    norm: bool
+    gated: bool
+    int8: bool
+    multiprocessors: int
+
+    @property
+    def name(self) -> str:
+        return "few_rows_linear"
+
+    @property
+    def lines(self) -> int:
+        """Return the rows of weights of a tile. Few outputs have smaller tiles, which blocks can share evenly."""
+        return 8 if self.gated or self.outputs >= WIDE_OUTPUTS else 4
+
+    @property
+    def box_blocks(self) -> int:
+        """Return the number of 128-byte blocks of each split of K that a copy has: 8 KiB in all, with int8 up to 12."""
+        return 4 if self.lines == 4 else 3 if self.int8 else 2
+
+    def source(self) -> str:
+        """Return the complete source."""
+        sizes = {"R": self.rows, "K": self.columns, "N": self.outputs, "NORM": self.norm, "GATED": self.gated}
+        sizes |= {"INT8": self.int8, "LINES": self.lines, "BOX_BLOCKS": self.box_blocks}
+        sizes |= {"BLOCKS": self.multiprocessors, "SHARED_BYTES": LINEAR_SHARED_BYTES}
+        return "\n".join((_defines(sizes), _read("common.cuh", f"{self.name}.cu")))
+
+
+Variant = ConvVariant | LinearVariant
+
+
+def _defines(sizes: Mapping[str, int]) -> str:
+    return "\n".join(f"#define {name} {int(value)}" for name, value in sizes.items())
+
+
+def _read(*names: str) -> str:
+    return "\n".join((SOURCES / name).read_text(encoding="utf-8") for name in names)
 
 
 @cache

@@ -13,7 +13,7 @@ from shoal.kernels.codec_decoder.conv import Taps
 from shoal.kernels.codec_decoder.packing import Packing
 from shoal.kernels.sm90 import convolutions, launch
 from shoal.kernels.sm90.convolutions import Sm90Weights, neighbours, pack_conv, pack_layers, pack_residual_unit
-from shoal.kernels.sm90.source import Variant, source
+from shoal.kernels.sm90.source import ConvVariant
 from tests.kernels.codec_decoder.packs import pack
 
 RATES = {96: 2048, 192: 1024, 384: 256}
@@ -107,9 +107,9 @@ def test_upsampling_convolutions_of_other_shapes_have_no_kernel(shape: tuple[int
 
 
 @pytest.mark.parametrize("variant", convolutions.MIN_ROWS, ids=str)
-def test_every_kernel_compiles(variant: Variant) -> None:
+def test_every_kernel_compiles(variant: ConvVariant) -> None:
     pytest.importorskip("cuda.bindings", reason="NVRTC comes with CUDA builds of torch")
-    assert launch.compile_source(source(variant), f"{variant.name}.cu").startswith(b"\x7fELF")
+    assert launch.compile_source(variant.source(), f"{variant.name}.cu").startswith(b"\x7fELF")
 
 
 def test_a_cached_kernel_is_read_and_a_damaged_one_compiled_again(

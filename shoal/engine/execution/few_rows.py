@@ -1,0 +1,104 @@
+"""Layers of a model that run in CUDA C++ for few rows: on Hopper GPUs, if they are as wide as S2-Pro's."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from shoal.kernels.cuda_graph import compile_ahead
+from shoal.kernels.sm90.few_rows import BitComparison, LinearWeights, linear_variants, pack_linear
+from shoal.kernels.sm90.launch import is_hopper, kernels_unavailable, load_kernels
+from shoal.kernels.sm90.source import LinearVariant
+from shoal.model.dual_ar import DualAR
+from shoal.model.layers import TransformerBlock
+from shoal.model.linear import AnyLinear, row_scales, uses_kernel
+
+logger = logging.getLogger(__name__)
+
+
+class FewRowsLayers:
+    """Weights of the layers that have such kernels."""
+
+    def __init__(self, weights: Mapping[nn.Module, LinearWeights]) -> None:
+        self._weights = weights
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def find(self, layer: nn.Module, rows: int) -> LinearWeights | None:
+        """Return the weights of a layer if there is a kernel for it and so many rows."""
+        found = self._weights.get(layer)
+        return found if found is not None and found.takes(rows) else None
+
+
+def few_rows_layers(model: DualAR) -> FewRowsLayers:
+    """Load the kernels and pack the layers of a model for them.
+
+    There are none on other GPUs, for models without layers of a supported size and dtype, and, with a warning, if a
+    kernel cannot be compiled or does not give the bits of Triton's.
+    """
+    layers = _wide_layers(model) if is_hopper(model.device) else {}
+    if not layers:
+        return FewRowsLayers({})
+    reason = kernels_unavailable(model.device)
+    if reason is None:
+        try:
+            packed = _pack(layers, model.device)
+            reason = _difference(packed)
+        except RuntimeError as error:  # KernelError, or a library that cuda-bindings does not find
+            reason = str(error)
+        else:
+            if reason is None:
+                return FewRowsLayers(packed)
+    logger.warning("CUDA C++ kernels for few voices are not used, Triton's are slower: %s", reason)
+    return FewRowsLayers({})
+
+
+class _Use(NamedTuple):
+    """How the transformer uses a layer: after a norm, or added to the residual stream."""
+
+    layer: AnyLinear
+    norm: bool
+    gated: bool = False
+
+
+def _uses(model: DualAR) -> Iterator[_Use]:
+    for block in (*model.slow.layers, *model.fast.layers):
+        assert isinstance(block, TransformerBlock)
+        yield _Use(block.attention.wqkv, norm=True)
+        yield _Use(block.attention.wo, norm=False)
+        yield _Use(block.feed_forward.w13, norm=True, gated=True)
+        yield _Use(block.feed_forward.w2, norm=False)
+
+
+def _wide_layers(model: DualAR) -> dict[AnyLinear, list[LinearVariant]]:
+    """Return the kernels of every layer that has any."""
+    found = {}
+    for layer, norm, gated in _uses(model):
+        int8 = uses_kernel(layer, "int8_activations")
+        if layer.bias is None and (int8 or isinstance(layer, nn.Linear)):
+            found[layer] = linear_variants(layer.weight, norm=norm, gated=gated, int8_activations=int8)
+    return {layer: variants for layer, variants in found.items() if variants}
+
+
+def _pack(layers: Mapping[AnyLinear, list[LinearVariant]], device: torch.device) -> dict[nn.Module, LinearWeights]:
+    kernels = load_kernels({each for variants in layers.values() for each in variants}, device)
+    return {
+        layer: pack_linear(layer.weight, row_scales(layer), [kernels[each] for each in variants])
+        for layer, variants in layers.items()
+    }
+
+
+@torch.inference_mode()
+def _difference(packed: Mapping[nn.Module, LinearWeights]) -> str | None:
+    """Compare one layer of each kind with the Triton kernels; return what is wrong with it."""
+    kinds = {tuple(kernel.variant for kernel in each.kernels.values()): each for each in packed.values()}
+    comparisons = [BitComparison(each) for each in kinds.values()]
+    compile_ahead(comparisons)
+    for each in comparisons:
+        each.run()
+        if unequal := int(each.unequal):
+            return f"{unequal} values differ from Triton's in a layer of {list(each.weights.weight.shape)}"
+    return None
