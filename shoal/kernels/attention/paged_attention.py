@@ -14,7 +14,17 @@ from torch.nn import functional as F
 from shoal.kernels.attention.grouped_attention import grouped_attention
 from shoal.kernels.attention.kv_quant import dequantize_kv
 from shoal.kernels.dequant import dequantize
-from shoal.kernels.jit import jit, kernel, launch_dependents_and_wait, next_power_of_two, supports_pdl, tl
+from shoal.kernels.jit import (
+    HOPPER_SHARED_MEMORY,
+    jit,
+    kernel,
+    launch_dependents_and_wait,
+    multiprocessor_count,
+    next_power_of_two,
+    shared_memory_limit,
+    supports_pdl,
+    tl,
+)
 
 # Tokens per iteration. This and the number of warps decide the order of sums, so they do not depend on the batch size.
 BLOCK_N = 128
@@ -22,6 +32,9 @@ BLOCK_N = 128
 NUM_SPLITS = 8
 # Up to this many rows each split has a program of its own; more rows fill the GPU with one program per row and KV head.
 SPLIT_ROWS = 16
+# From this many rows on, three programs per multiprocessor (80 registers per thread) are faster than two (108).
+CROWDED_ROWS = 128
+CROWDED_REGISTERS = 80
 
 
 def paged_decode_reference(
@@ -136,6 +149,7 @@ def _decode_kernel(
     BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     SPLIT: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -150,10 +164,21 @@ def _decode_kernel(
     if SPLIT:
         first, last = split * blocks_per_split, tl.minimum(split * blocks_per_split + blocks_per_split, num_blocks)
     if first < last:  # programs of empty splits exit at once; split 0 is never empty
-        if PDL:
-            launch_dependents_and_wait()
         member = tl.arange(0, GROUP)
         d = tl.arange(0, D)
+        start = first
+        if AHEAD:
+            # Earlier frames have written all keys and values but the newest: a first block is loaded before the wait.
+            position = first * BLOCK_N + tl.arange(0, BLOCK_N)
+            visible, newest = position < length, (position == length - 1)[:, None]
+            offset = locate(table, position, visible, kv_head, BLOCK_SIZE, KV_HEADS, D)
+            newest_offset = locate(table, length - 1, True, kv_head, BLOCK_SIZE, KV_HEADS, D)
+            earlier = (position < length - 1)[:, None]
+            key = tl.load(keys + offset[:, None] + d[None, :], mask=earlier, other=0.0)
+            value = tl.load(values + offset[:, None] + d[None, :], mask=earlier, other=0.0)
+            start += 1
+        if PDL:
+            launch_dependents_and_wait()
         head_mask = member < HEADS // KV_HEADS
         head = row * HEADS + kv_head * (HEADS // KV_HEADS) + member
         query = tl.load(q + head[:, None] * D + d[None, :], mask=head_mask[:, None], other=0.0)
@@ -161,19 +186,21 @@ def _decode_kernel(
         row_sum = tl.zeros((GROUP,), tl.float32)
         acc = tl.zeros((GROUP, D), tl.float32)
         all_max, all_sum, all_acc = row_max, row_sum, acc
-        for index in range(first, last):
+        if AHEAD:
+            key = tl.where(newest, tl.load(keys + newest_offset + d)[None, :], key)
+            value = tl.where(newest, tl.load(values + newest_offset + d)[None, :], value)
+            row_max, row_sum, acc = attend_block(
+                query, key, value, key_scales, value_scales, offset, visible, scale, row_max, row_sum, acc, QUANTIZED, D
+            )
+        for index in range(start, last):
             position = index * BLOCK_N + tl.arange(0, BLOCK_N)
             visible = position < length
-            score, offset = score_block(
-                query, keys, key_scales, table, position, visible, kv_head, scale, QUANTIZED, BLOCK_SIZE, KV_HEADS, D
+            offset = locate(table, position, visible, kv_head, BLOCK_SIZE, KV_HEADS, D)
+            key = tl.load(keys + offset[:, None] + d[None, :], mask=visible[:, None], other=0.0)
+            value = tl.load(values + offset[:, None] + d[None, :], mask=visible[:, None], other=0.0)
+            row_max, row_sum, acc = attend_block(
+                query, key, value, key_scales, value_scales, offset, visible, scale, row_max, row_sum, acc, QUANTIZED, D
             )
-            score = tl.where(visible[None, :], score, float("-inf"))
-            new_max = tl.maximum(row_max, tl.max(score, axis=1))
-            weight = tl.exp(score - new_max[:, None])
-            rescale = tl.exp(row_max - new_max)
-            row_sum = row_sum * rescale + tl.sum(weight, axis=1)
-            acc = add_values(acc, rescale, weight, values, value_scales, offset, visible, query.dtype, QUANTIZED, D)
-            row_max = new_max
             if not SPLIT:  # noqa: SIM102 - a compile-time condition around a run-time one
                 # One program computes all splits and merges them in the order of the split launch.
                 if ((index + 1) % blocks_per_split == 0) | (index + 1 == num_blocks):
@@ -215,31 +242,48 @@ def _decode_kernel(
 
 
 @jit
-def score_block(
+def locate(table, position, known, kv_head, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr):
+    """Return the offsets of the keys at `position`, and of their values, in the cache."""
+    block = tl.load(table + position // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
+    return ((block * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * D
+
+
+@jit
+def attend_block(
     query,
-    keys,
+    key,
+    value,
     key_scales,
-    table,
-    position,
-    known,
-    kv_head,
+    value_scales,
+    offset,
+    visible,
     scale,
+    row_max,
+    row_sum,
+    acc,
     QUANTIZED: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    KV_HEADS: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Return the scores of the keys at `position`, and the offsets of these keys and their values in the cache."""
-    d = tl.arange(0, D)
-    block = tl.load(table + position // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
-    offset = ((block * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * D
-    key = tl.load(keys + offset[:, None] + d[None, :], mask=known[:, None], other=0.0)
+    """Add a block of keys and values [BLOCK_N, D] to the online softmax of the query rows."""
+    score = score_keys(query, key, key_scales, offset, visible, scale, QUANTIZED, D)
+    score = tl.where(visible[None, :], score, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(score, axis=1))
+    weight = tl.exp(score - new_max[:, None])
+    rescale = tl.exp(row_max - new_max)
+    row_sum = row_sum * rescale + tl.sum(weight, axis=1)
+    acc = add_values(acc, rescale, weight, value, value_scales, offset, visible, query.dtype, QUANTIZED, D)
+    return new_max, row_sum, acc
+
+
+@jit
+def score_keys(query, key, key_scales, offset, known, scale, QUANTIZED: tl.constexpr, D: tl.constexpr):
+    """Return the scores of a block of keys [BLOCK_N, D]."""
     if QUANTIZED:
         key = dequantize(key, query.dtype)
     score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
     if QUANTIZED:
         score *= tl.load(key_scales + offset // D, mask=known, other=0.0).to(tl.float32)[None, :]
-    return score, offset
+    return score
 
 
 @jit
@@ -247,7 +291,7 @@ def add_values(
     acc,
     rescale,
     weight,
-    values,
+    value,
     value_scales,
     offset,
     known,
@@ -255,9 +299,7 @@ def add_values(
     QUANTIZED: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Return acc * rescale plus the values at `offset`, weighted."""
-    d = tl.arange(0, D)
-    value = tl.load(values + offset[:, None] + d[None, :], mask=known[:, None], other=0.0)
+    """Return acc * rescale plus a block of values [BLOCK_N, D], weighted."""
     if QUANTIZED:
         value = dequantize(value, dtype)
         weight *= tl.load(value_scales + offset // D, mask=known, other=0.0).to(tl.float32)[None, :]
@@ -316,6 +358,9 @@ def paged_decode(
     workspace = workspace or DecodeWorkspace.allocate(rows, heads, kv_heads, d, q.device)
     out = torch.empty_like(q)
     pdl, split = supports_pdl(q.device), rows <= SPLIT_ROWS
+    # A block that is loaded before the wait fills the registers of a multiprocessor: one program on each of them.
+    ahead = split and q.element_size() == 2 and rows * kv_heads * NUM_SPLITS <= multiprocessor_count(q.device)
+    crowded = rows >= CROWDED_ROWS and shared_memory_limit(q.device) >= HOPPER_SHARED_MEMORY
     _decode_kernel[(NUM_SPLITS if split else 1, kv_heads, rows)](
         q,
         keys,
@@ -341,9 +386,11 @@ def paged_decode(
         BLOCK_N=block_n,
         NUM_SPLITS=NUM_SPLITS,
         SPLIT=split,
+        AHEAD=ahead,
         PDL=pdl,
         num_warps=8 if key_scales is None else 4,
         num_stages=2,
+        maxnreg=CROWDED_REGISTERS if crowded and key_scales is None else None,
         launch_pdl=pdl,
     )
     return out

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.kernels.attention.paged_attention import BLOCK_N, NUM_SPLITS, add_values, merge_softmax, score_block
+from shoal.kernels.attention.paged_attention import BLOCK_N, NUM_SPLITS, add_values, locate, merge_softmax, score_keys
 from shoal.kernels.jit import (
     HOPPER_SHARED_MEMORY,
     kernel,
@@ -83,9 +83,9 @@ def _prefill_kernel(
         for step in range(0, (longest + BLOCK_N - 1) // BLOCK_N):
             position = step * BLOCK_N + tl.arange(0, BLOCK_N)
             known = position < longest
-            score, offset = score_block(
-                query, keys, key_scales, table, position, known, kv_head, scale, QUANTIZED, BLOCK_SIZE, KV_HEADS, D
-            )
+            offset = locate(table, position, known, kv_head, BLOCK_SIZE, KV_HEADS, D)
+            key = tl.load(keys + offset[:, None] + d[None, :], mask=known[:, None], other=0.0)
+            score = score_keys(query, key, key_scales, offset, known, scale, QUANTIZED, D)
             score = tl.where(position[None, :] < row_length[:, None], score, float("-inf"))
             # A row whose context has ended keeps its sums: weights of 0, factors of 1.
             live = step < num_blocks
@@ -93,7 +93,8 @@ def _prefill_kernel(
             weight = tl.where(live[:, None], tl.exp(score - new_max[:, None]), 0.0)
             rescale = tl.where(live, tl.exp(row_max - new_max), 1.0)
             row_sum = row_sum * rescale + tl.sum(weight, axis=1)
-            acc = add_values(acc, rescale, weight, values, value_scales, offset, known, query.dtype, QUANTIZED, D)
+            value = tl.load(values + offset[:, None] + d[None, :], mask=known[:, None], other=0.0)
+            acc = add_values(acc, rescale, weight, value, value_scales, offset, known, query.dtype, QUANTIZED, D)
             row_max = tl.where(live, new_max, row_max)
             ends = live & (((step + 1) % blocks_per_split == 0) | (step + 1 == num_blocks))
             ended_max = tl.where(ends, row_max, 0.0)  # finite: infinities of the other rows would give NaN

@@ -38,11 +38,14 @@ def test_a_sequence_gives_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype,
         assert torch.equal(alone[0], together[row])
 
 
-def test_one_program_per_split_and_one_for_all_splits_give_the_same_bits(dtype: torch.dtype, device: str) -> None:
-    keys, values = kv_cache(2, 16, dtype, device)
+@pytest.mark.parametrize("kv_heads", [1, 2], ids=["first block before the wait", "first block after it"])
+def test_one_program_per_split_and_one_for_all_splits_give_the_same_bits(
+    kv_heads: int, dtype: torch.dtype, device: str
+) -> None:
+    keys, values = kv_cache(kv_heads, 16, dtype, device)
     tables = torch.randint(0, 120, (20, 99), device=device)
     positions = torch.randint(0, 200, (20,), dtype=torch.int32, device=device)  # up to two blocks in each split
-    q = torch.randn(20, 4, 16, device=device).to(dtype)
+    q = torch.randn(20, 2 * kv_heads, 16, device=device).to(dtype)
     slots = torch.arange(20, dtype=torch.int32, device=device)
     together = paged_decode(q, keys, values, tables, slots, positions, block_n=16)
     split = paged_decode(q[:16], keys, values, tables, slots[:16], positions[:16], block_n=16)
