@@ -173,7 +173,7 @@ def _triton() -> Iterator[DoctorFinding]:
 
 
 def _hopper() -> Iterator[DoctorFinding]:
-    """Only on a Hopper GPU: whether the codec has its CUDA C++ kernels."""
+    """Only on a Hopper GPU: whether the codec and S2-Pro have their CUDA C++ kernels."""
     import torch
 
     from shoal.kernels.sm90.launch import is_hopper, kernels_unavailable
@@ -183,9 +183,9 @@ def _hopper() -> Iterator[DoctorFinding]:
         return
     reason = kernels_unavailable(device)
     if reason is None:
-        yield DoctorFinding("codec kernels", "CUDA C++ for compute capability 9.0")
+        yield DoctorFinding("Hopper kernels", "CUDA C++ for compute capability 9.0 (codec, S2-Pro)")
     else:
-        yield DoctorFinding("codec kernels", "Triton", "warn", f"CUDA C++ kernels are faster: {reason}")
+        yield DoctorFinding("Hopper kernels", "Triton", "warn", f"CUDA C++ kernels are faster: {reason}")
 
 
 def _compiler() -> Iterator[DoctorFinding]:

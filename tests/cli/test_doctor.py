@@ -198,9 +198,12 @@ def test_the_speed_of_s1_mini_on_a_cpu_is_interpolated_from_the_measured_ones(co
 
 @pytest.mark.parametrize(
     ("reason", "value", "mark"),
-    [(None, "CUDA C++ for compute capability 9.0", "ok"), ("cuda-bindings is not installed", "Triton", "warn")],
+    [
+        (None, "CUDA C++ for compute capability 9.0 (codec, S2-Pro)", "ok"),
+        ("cuda-bindings is not installed", "Triton", "warn"),
+    ],
 )
-def test_a_hopper_gpu_names_the_kernels_of_the_codec(
+def test_a_hopper_gpu_names_its_kernels(
     reason: str | None, value: str, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not [*doctor._hopper()]
