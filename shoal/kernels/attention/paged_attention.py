@@ -224,17 +224,19 @@ def _decode_kernel(
                 arrived = tl.atomic_add(arrivals + row * KV_HEADS + kv_head, 1, sem="acq_rel")
                 done = arrived == num_splits - 1
                 if done:
-                    # Unrolled, so that all loads are in flight at once; missing splits contribute nothing.
-                    nothing = tl.where(head_mask, float("-inf"), 0.0)
-                    for other in tl.static_range(NUM_SPLITS):
-                        theirs, mask = head * NUM_SPLITS + other, head_mask & (other < num_splits)
-                        out_offset = theirs[:, None] * D + d[None, :]
-                        other_max = tl.load(split_max + theirs, mask=mask, other=nothing, cache_modifier=".cg")
-                        other_sum = tl.load(split_sum + theirs, mask=mask, other=1.0, cache_modifier=".cg")
-                        other_acc = tl.load(split_out + out_offset, mask=mask[:, None], other=0.0, cache_modifier=".cg")
-                        all_max, all_sum, all_acc = merge_softmax(
-                            all_max, all_sum, all_acc, other_max, other_sum, other_acc
-                        )
+                    all_max, all_sum, all_acc = reduce_splits(
+                        split_out,
+                        split_sum,
+                        split_max,
+                        head,
+                        head_mask,
+                        num_splits,
+                        all_max,
+                        all_sum,
+                        all_acc,
+                        NUM_SPLITS,
+                        D,
+                    )
                     tl.store(arrivals + row * KV_HEADS + kv_head, 0)
         if done:
             result = (all_acc / all_sum[:, None]).to(out.dtype.element_ty)
@@ -304,6 +306,34 @@ def add_values(
         value = dequantize(value, dtype)
         weight *= tl.load(value_scales + offset // D, mask=known, other=0.0).to(tl.float32)[None, :]
     return tl.dot(weight.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+
+
+@jit
+def reduce_splits(
+    split_out,
+    split_sum,
+    split_max,
+    head,
+    head_mask,
+    num_splits,
+    all_max,
+    all_sum,
+    all_acc,
+    NUM_SPLITS: tl.constexpr,
+    D: tl.constexpr,
+):
+    """Merge the stored partial results of a row's splits in order."""
+    d = tl.arange(0, D)
+    # Unrolled, so that all loads are in flight at once; missing splits contribute nothing.
+    nothing = tl.where(head_mask, float("-inf"), 0.0)
+    for other in tl.static_range(NUM_SPLITS):
+        theirs, mask = head * NUM_SPLITS + other, head_mask & (other < num_splits)
+        out_offset = theirs[:, None] * D + d[None, :]
+        other_max = tl.load(split_max + theirs, mask=mask, other=nothing, cache_modifier=".cg")
+        other_sum = tl.load(split_sum + theirs, mask=mask, other=1.0, cache_modifier=".cg")
+        other_acc = tl.load(split_out + out_offset, mask=mask[:, None], other=0.0, cache_modifier=".cg")
+        all_max, all_sum, all_acc = merge_softmax(all_max, all_sum, all_acc, other_max, other_sum, other_acc)
+    return all_max, all_sum, all_acc
 
 
 @jit
