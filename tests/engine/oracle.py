@@ -10,7 +10,7 @@ from shoal.engine.core import EngineCore
 from shoal.engine.execution.runner import PipelinedRunner
 from shoal.engine.output.audio_decoder import AudioDecoder
 from shoal.engine.scheduling.sequence import Tokens
-from shoal.engine.utterance import Turn, Utterance
+from shoal.engine.utterance import Event, Turn, Utterance
 from shoal.errors import ShoalError
 from shoal.model.generate import generate
 from shoal.model.slow import Head
@@ -115,14 +115,18 @@ class StepDriver:
         return self.received[utterance.id]
 
     def step(self) -> None:
-        for event in self.core.step():
-            received = self.received[event.utterance.id]
-            assert not received.ends, "no event after the last one"
-            received.ends += event.last
-            received.error = event.error
-            if event.chunk is not None:
-                received.chunks.append(event.chunk.samples)
-                received.finish = event.chunk.finish
+        """Step as the engine thread does: audio arrives while the device computes."""
+        for event in self.core.step(self._receive):
+            self._receive(event)
+
+    def _receive(self, event: Event) -> None:
+        received = self.received[event.utterance.id]
+        assert not received.ends, "no event after the last one"
+        received.ends += event.last
+        received.error = event.error
+        if event.chunk is not None:
+            received.chunks.append(event.chunk.samples)
+            received.finish = event.chunk.finish
 
     def run(self, max_steps: int = 5000) -> None:
         """Step until all utterances have ended."""
@@ -135,7 +139,10 @@ class StepDriver:
 
 def force_overlap(core: EngineCore, overlap: bool) -> None:
     """Emulate graphs, which run asynchronously: collect audio in the next step, whichever decoder is in use."""
-    core.audio_decoder.__class__ = type("ForcedOverlap", (AudioDecoder,), {"overlap": overlap})
+    # A property, so that the decoder cannot set it to what its backend does.
+    forced = property(lambda decoder: overlap, lambda decoder, value: None)
+    core.audio_decoder.__class__ = type("ForcedOverlap", (AudioDecoder,), {"overlap": forced})
+    assert core.audio_decoder.overlap == overlap
 
 
 def run_with_lag(core: EngineCore, lag: int) -> None:
