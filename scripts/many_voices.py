@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from shoal.engine.core import EngineCore
 from shoal.engine.preprocess import build_turns
-from shoal.engine.utterance import Utterance
+from shoal.engine.utterance import Event, Utterance
 from shoal.speech import SamplingParams
 from shoal.tools.bench.engine import TEXT, load_core, random_voice
 from shoal.tools.bench.memory import MemoryGauge, memory_parts
@@ -100,11 +100,15 @@ def closed_loop(
 def _step(core: EngineCore, waiting: dict[int, float]) -> list[float]:
     """Run one step; return the times to first audio of the requests that get theirs. Raises their errors."""
     waits = []
-    for event in core.step():
+
+    def note(event: Event) -> None:
         if event.error is not None:
             raise event.error
         if (asked := waiting.pop(event.utterance.id, None)) is not None:
             waits.append(time.perf_counter() - asked)
+
+    for event in core.step(note):
+        note(event)
     return waits
 
 

@@ -5,6 +5,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +33,7 @@ from shoal.quantize.apply import modes_of
 from shoal.speech import SamplingParams
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 # Size of the KV cache without a memory profile: on a CPU, and in cores that are built directly.
 DEFAULT_KV_BYTES = 1 << 30
@@ -151,15 +154,15 @@ class EngineCore:
         self.stats, self.tracker.stats, self.pool.stats = StepStats(), RequestStats(), BlockStats()
         self.scheduler.stats = SchedulerStats()
 
-    def step(self) -> list[Event]:
-        """Generate one frame for every running sequence: schedule, run, collect audio, commit, submit to the codec."""
+    def step(self, emit: Callable[[Event], None] | None = None) -> list[Event]:
+        """Generate one frame for every running sequence: schedule, launch, collect audio, wait, commit, decode."""
         events = self.tracker.expire()
         batch = self._plan()
-        output = self._run(batch)
+        wait = self._launch(batch)
+        events += self._collect_audio(emit)
+        output = self._attempt(batch, wait)
         if output is None:
             return events + self._handle_failure(batch)
-        # Before the commit: an utterance that fails or restarts here must not receive these frames.
-        events += self.tracker.collect_audio()
         progress = self.scheduler.commit(output)
         self.health.record_step(bool(progress), self.audio_decoder.failures)
         return events + self.tracker.submit_audio(progress)
@@ -181,20 +184,38 @@ class EngineCore:
             return Batch()
         return self.scheduler.plan(alone=suspect)
 
-    def _run(self, batch: Batch) -> StepOutput | None:
-        """Return the frames of a step, or None if it failed."""
+    def _launch(self, batch: Batch) -> Callable[[], StepOutput] | None:
+        """Launch a batch; return the function that waits for the oldest step in flight, None if the launch failed."""
         if not batch and not self.runner.in_flight:
-            return StepOutput.empty(batch)
+            return partial(StepOutput.empty, batch)
+        self.stats.steps += 1
+        return self._attempt(batch, partial(self.runner.launch, batch))
+
+    def _collect_audio(self, emit: Callable[[Event], None] | None) -> list[Event]:
+        """Return the audio of the previous step, or pass it to `emit`: its codec call ends while the device computes.
+
+        Before the commit: an utterance that fails or restarts there must not receive frames of the next step.
+        """
+        events = self.tracker.collect_audio()
+        if emit is None:
+            return events
+        for event in events:
+            emit(event)
+        return []
+
+    def _attempt(self, batch: Batch, work: Callable[[], T] | None) -> T | None:
+        """Return what a part of a step returns, or None if it or the part before it has failed."""
+        if work is None:
+            return None
         started = time.perf_counter()
         try:
-            return self.runner.run(batch)
+            return work()
         except RuntimeError as error:
             logger.exception("step over %d sequences failed", len(batch.sequences()))
             self._out_of_memory = is_out_of_memory(error)
             self.stats.failed += 1
             return None
         finally:
-            self.stats.steps += 1
             self.stats.seconds += time.perf_counter() - started
 
     def _handle_failure(self, batch: Batch) -> list[Event]:

@@ -174,7 +174,7 @@ class EngineThread:
             # Not `core.idle`: submitted utterances may still be queued commands.
             while not (self._stopping and not self._active):
                 self._run_commands()
-                for event in self.core.step():
+                for event in self.core.step(self._dispatch):
                     self._dispatch(event)
         except BaseException as failure:  # edge of the engine thread: every caller has to receive an error
             logger.exception("engine thread failed")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,10 @@ class GatedCore(EngineCore):
         self.arrived += 1
         super().add(utterance)
 
-    def step(self) -> list[Event]:
+    def step(self, emit: Callable[[Event], None] | None = None) -> list[Event]:
         if self.arrived < self.config.slots:
             return []
-        events = super().step()
+        events = super().step(emit)
         self.most = max(self.most, len(self.scheduler.running))
         return events
 

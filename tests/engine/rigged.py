@@ -75,18 +75,18 @@ POISON_SEED = 666
 def break_the_device() -> None:
     """Make a step with a request of POISON_SEED fail, and every step after it, as after a sticky CUDA error."""
     from shoal.engine.execution.runner import PipelinedRunner
-    from shoal.engine.scheduling.scheduler import Batch, StepOutput
+    from shoal.engine.scheduling.scheduler import Batch
 
-    run, broken = PipelinedRunner.run, list[Batch]()
+    launch, broken = PipelinedRunner.launch, list[Batch]()
 
-    def run_or_break(self: PipelinedRunner, batch: Batch) -> StepOutput:
+    def launch_or_break(self: PipelinedRunner, batch: Batch) -> None:
         if any(sequence.sampling.seed == POISON_SEED for sequence in batch.sequences()):
             broken.append(batch)
         if broken:
             raise RuntimeError("CUDA error: device-side assert triggered")
-        return run(self, batch)
+        launch(self, batch)
 
-    PipelinedRunner.run = run_or_break  # type: ignore[method-assign]
+    PipelinedRunner.launch = launch_or_break  # type: ignore[method-assign]
 
 
 def reject_the_first() -> None:
@@ -111,11 +111,11 @@ def break_the_thread(mark: Path) -> None:
 
     step = EngineCore.step
 
-    def step_or_break(self: EngineCore) -> list[Event]:
+    def step_or_break(self: EngineCore, emit: Callable[[Event], None] | None = None) -> list[Event]:
         if mark.exists() and not self.idle:
             mark.unlink()
             raise AssertionError("a bug")
-        return step(self)
+        return step(self, emit)
 
     EngineCore.step = step_or_break  # type: ignore[method-assign]
 

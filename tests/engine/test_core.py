@@ -14,8 +14,9 @@ from shoal.engine.core import EngineCore, block_count
 from shoal.engine.execution.fallback import FallbackRunner
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.preprocess import build_turns
+from shoal.engine.scheduling.scheduler import StepOutput
 from shoal.engine.scheduling.sequence import Sequence
-from shoal.engine.utterance import Turn, Utterance
+from shoal.engine.utterance import Event, Turn, Utterance
 from shoal.errors import DeadlineExceeded, DeviceFailed, InvalidRequest, TextError
 from shoal.speech import FinishReason, SamplingParams
 from shoal.voices.voice import Voice
@@ -142,6 +143,36 @@ def test_requests_that_arrive_together_compute_the_prefix_of_their_voice_once(
     shared = len(program[0].turns[0].prefix) // PLAIN.block_size * PLAIN.block_size  # type: ignore[arg-type]
     assert shared > 0
     assert core.pool.stats.tokens_saved >= 5 * shared
+
+
+def test_audio_is_emitted_while_the_device_computes_the_next_frames(oracle: Oracle) -> None:
+    core = EngineCore(oracle.checkpoint, PLAIN)
+    run_with_lag(core, 1)
+    turns = build_turns("hello there", None, oracle.checkpoint)
+    core.add(utterance := Utterance(0, turns, SamplingParams(seed=1, max_frames=8)))
+    order, emitted, wait = list[str](), list[Event](), core.runner.runner.wait
+
+    def waited(*, drain: bool) -> StepOutput:
+        order.append("wait")
+        return wait(drain=drain)
+
+    def emit(event: Event) -> None:
+        order.append("emit")
+        emitted.append(event)
+
+    core.runner.runner.wait = waited  # type: ignore[method-assign]
+    returned = []
+    while not core.idle:
+        order.append("step")
+        returned += core.step(emit)
+    assert returned == []
+    assert [event.last for event in emitted] == [False] * (len(emitted) - 1) + [True]
+    steps = [step.split() for step in " ".join(order).split("step")]
+    both = [step for step in steps if "emit" in step and "wait" in step]
+    assert both
+    assert all(step.index("emit") < step.index("wait") for step in both)
+    received = Received(utterance, [event.chunk_or_raise().samples for event in emitted], FinishReason.LENGTH)
+    assert received.equals(oracle.speak(turns, SamplingParams(seed=1, max_frames=8)))
 
 
 @pytest.mark.parametrize(
@@ -416,6 +447,6 @@ def test_warm_up_raises_if_the_model_does_not_run(tiny: Checkpoint, monkeypatch:
     def refuse(batch: object) -> None:
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setattr(core.runner, "run", refuse)
+    monkeypatch.setattr(core.runner, "launch", refuse)
     with pytest.raises(DeviceFailed):
         core.warm_up()

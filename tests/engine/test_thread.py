@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from threading import current_thread
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from shoal.engine.thread import EngineThread
 from shoal.engine.utterance import Event, Utterance
 from shoal.errors import DeadlineExceeded, EngineBusy, EngineStopped, TextError
 from shoal.speech import AudioChunk, FinishReason, Samples, SamplingParams
-from tests.engine.oracle import Oracle, assert_nothing_leaked
+from tests.engine.oracle import Oracle, assert_nothing_leaked, run_with_lag
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -36,18 +36,18 @@ class Gate:
     """Lets the device run one step at a time, freely, or fail."""
 
     def __init__(self, core: EngineCore) -> None:
-        self._run = core.runner.run
+        self._launch = core.runner.launch
         self._steps = threading.Semaphore(0)
         self.open = False
         self.error: BaseException | None = None
-        core.runner.run = self.run  # type: ignore[method-assign]
+        core.runner.launch = self.launch  # type: ignore[method-assign]
 
-    def run(self, batch: Batch) -> StepOutput:
+    def launch(self, batch: Batch) -> Callable[[], StepOutput]:
         while not self.open and self.error is None and not self._steps.acquire(timeout=0.01):
             pass
         if self.error is not None:
             raise self.error
-        return self._run(batch)
+        return self._launch(batch)
 
     def step(self, times: int = 1) -> None:
         self._steps.release(times)
@@ -317,9 +317,12 @@ def test_requests_racing_a_failing_engine_are_all_answered(tiny: Checkpoint, cap
         assert outcomes.qsize() == 40
 
 
+@pytest.mark.parametrize("lag", [0, 1], ids=["between steps", "while the device computes"])
 def test_a_failing_delivery_callback_cancels_its_utterance(
-    harness: ThreadHarness, oracle: Oracle, caplog: pytest.LogCaptureFixture
+    harness: ThreadHarness, oracle: Oracle, caplog: pytest.LogCaptureFixture, lag: int
 ) -> None:
+    run_with_lag(harness.core, lag)
+
     def broken(event: Event) -> None:
         raise ConnectionError("connection closed")
 

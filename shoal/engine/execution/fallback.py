@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NoReturn, cast
 
 from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
@@ -88,15 +89,21 @@ class FallbackRunner:
         launcher = self.runner.launcher
         return launcher.dropped if isinstance(launcher, FixedSizeRunner) else []
 
-    def run(self, batch: Batch) -> StepOutput:
-        """Launch a batch and return the oldest finished step; an empty batch only waits for steps in flight.
+    def launch(self, batch: Batch) -> Callable[[], StepOutput]:
+        """Launch a batch and return the function that waits for the oldest step in flight and returns its output.
 
-        Any error of a backend that has a fallback is raised as a RuntimeError.
+        After an empty batch it waits for any step in flight, otherwise only if `lag` others have been launched since.
+        Any error of a backend that has a fallback is raised as a RuntimeError, by either of them.
         """
         if self._retry.due():
             self._upgrade()
         with device_errors(self._raise_failed_step):
-            output = self.runner.run(batch)
+            self.runner.launch(batch)
+        return partial(self._wait, drain=not batch)
+
+    def _wait(self, *, drain: bool) -> StepOutput:
+        with device_errors(self._raise_failed_step):
+            output = self.runner.wait(drain=drain)
         self._worked = True
         return output
 

@@ -76,11 +76,14 @@ class PipelinedRunner:
         self.launcher, self.lag = launcher, lag
         self.pending: deque[PendingStep] = deque()
 
-    def run(self, batch: Batch) -> StepOutput:
-        """Launch a batch and return the oldest finished step; an empty batch only waits for steps in flight."""
+    def launch(self, batch: Batch) -> None:
+        """Launch a batch without waiting for it; an empty one launches nothing."""
         if batch:
             self.pending.append(self.launcher.launch(batch))
-        if self.pending and (len(self.pending) > self.lag or not batch):
+
+    def wait(self, *, drain: bool) -> StepOutput:
+        """Return the oldest step once more than `lag` are in flight, or with `drain`; otherwise an empty output."""
+        if self.pending and (len(self.pending) > self.lag or drain):
             output = self.pending[0].wait()
             self.pending.popleft()  # after the wait: the batch of a failed step is needed for recovery
             return output

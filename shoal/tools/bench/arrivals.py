@@ -21,6 +21,10 @@ def measure_arrivals(core: EngineCore, utterances: list[Utterance], rate: float,
     started, arrived, pending = time.perf_counter(), {}, list(zip(times.tolist(), utterances, strict=True))
     usage = KVUsage(core)
     chunks: dict[int, list[tuple[float, float]]] = {}  # (arrival time, seconds of audio) by utterance
+
+    def receive(event: Event) -> None:
+        chunks[event.utterance.id].append((time.perf_counter() - started, _seconds(event)))
+
     while pending or not core.idle:
         now = time.perf_counter() - started
         while pending and pending[0][0] <= now:
@@ -29,10 +33,10 @@ def measure_arrivals(core: EngineCore, utterances: list[Utterance], rate: float,
             core.add(utterance)
         if core.idle:
             time.sleep(max(0.0, pending[0][0] - now))
-        events = core.step()
+        events = core.step(receive)
         usage.note()
         for event in events:
-            chunks[event.utterance.id].append((time.perf_counter() - started, _seconds(event)))
+            receive(event)
     return {
         "rate": rate,
         "requests": len(utterances),

@@ -289,18 +289,24 @@ def measure_throughput(core: EngineCore, policy: Policy, voices: int, size: Benc
     decodes, full = CodecCalls(core), 0.0
     core.pool.clear_cache()
     started, cpu_started = time.perf_counter(), time.process_time()
+    received = list[Event]()  # events of one step
+
+    def receive(event: Event) -> None:
+        _check(event)
+        received.append(event)
+        if event.utterance.id in started_at:
+            waits.append(time.perf_counter() - started_at.pop(event.utterance.id))
+
     while asked < total or not core.idle:
         while asked < total and len(core.tracker.active) < voices:
             utterance = _utterance(core, size.frames_of(asked), asked)
             started_at[utterance.id] = time.perf_counter()
             core.add(utterance)
             asked += 1
-        events = core.step()
-        decodes.note(events)
-        for event in events:
-            _check(event)
-            if event.utterance.id in started_at:
-                waits.append(time.perf_counter() - started_at.pop(event.utterance.id))
+        received.clear()
+        for event in core.step(receive):
+            receive(event)
+        decodes.note(received)
         ends.append(time.perf_counter())
         if asked < total:
             full = (_counts(core)["audio_seconds"] - before["audio_seconds"]) / (ends[-1] - started)
@@ -373,14 +379,19 @@ def _first_audio(core: EngineCore, utterance: Utterance) -> FirstAudio:
     """Run an utterance until its first chunk, then cancel it."""
     saved, started, cpu_started = core.pool.stats.tokens_saved, time.perf_counter(), time.process_time()
     core.add(utterance)
-    received = False
+    received = list[tuple[float, float]]()  # seconds, and CPU seconds
+
+    def receive(event: Event) -> None:
+        _check(event)
+        received.append((time.perf_counter() - started, time.process_time() - cpu_started))
+
     while not received and not core.idle:
-        for event in core.step():
-            _check(event)
-            received = True
+        for event in core.step(receive):
+            receive(event)
+    seconds, cpu_seconds = received[0]
     first = FirstAudio(
-        seconds=time.perf_counter() - started,
-        cpu_seconds=time.process_time() - cpu_started,
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
         tokens_saved=core.pool.stats.tokens_saved - saved,
     )
     core.cancel(utterance)

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -32,13 +34,13 @@ def test_cached_memory_is_released_after_an_out_of_memory_error(
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, clear_on_oom=clear))
     released: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: released.append("all"))
-    runs = core.runner.run
+    launch = core.runner.launch
 
     def run_out_once(batch: object) -> object:
-        monkeypatch.setattr(core.runner, "run", runs)
+        monkeypatch.setattr(core.runner, "launch", launch)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(core.runner, "run", run_out_once)
+    monkeypatch.setattr(core.runner, "launch", run_out_once)
     for number in range(2):
         core.add(Utterance(number, build_turns("hello", None, tiny), SamplingParams(max_frames=3)))
     events = []
@@ -54,14 +56,14 @@ def test_repeated_out_of_memory_errors_lower_concurrency_and_all_requests_finish
     """The device holds two sequences, and eight are submitted."""
     core = EngineCore(tiny, EngineConfig(slots=8, guard=False))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    runs = core.runner.run
+    launch = core.runner.launch
 
-    def run_small(batch: Batch) -> StepOutput:
+    def run_small(batch: Batch) -> Callable[[], StepOutput]:
         if len(batch.sequences()) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return runs(batch)
+        return launch(batch)
 
-    monkeypatch.setattr(core.runner, "run", run_small)
+    monkeypatch.setattr(core.runner, "launch", run_small)
     for number in range(8):
         core.add(Utterance(number, build_turns("hello", None, tiny), SamplingParams(seed=number, max_frames=3)))
     events = []
@@ -76,14 +78,14 @@ def test_a_sequence_that_alone_runs_out_of_memory_fails(tiny: Checkpoint, monkey
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, backend="eager"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
-    run = core.runner.run
+    launch = core.runner.launch
 
-    def run_out(batch: Batch) -> StepOutput:
+    def run_out(batch: Batch) -> Callable[[], StepOutput]:
         if any(sequence.id == 0 for sequence in batch.sequences()):
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return run(batch)
+        return launch(batch)
 
-    monkeypatch.setattr(core.runner, "run", run_out)
+    monkeypatch.setattr(core.runner, "launch", run_out)
     core.add(Utterance(0, build_turns("hello", None, tiny), SamplingParams(max_frames=3)))
     (event,) = core.step()
     assert isinstance(event.error, GenerationFailed)
