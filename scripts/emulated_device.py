@@ -1,7 +1,8 @@
 """An emulated GPU: the scheduler, the request tracker and the pipe of an engine run as always, but a step only waits.
 
-Steps take as long as they were measured on an H200, and the codec returns silence. So policies and processes can be
-measured on a machine without a GPU. Figures of it are predictions for the card, not measurements of it.
+Steps take as long as they were measured on an H200, and the codec returns silence after its time beside a step. So
+policies and processes can be measured on a machine without a GPU. Figures of it are predictions for the card, not
+measurements of it.
 """
 
 import time
@@ -11,6 +12,8 @@ import numpy as np
 
 FRAME_LENGTH = 2048
 PROMPT_GRAPH_TOKENS = 512
+# Seconds of a codec call and of each of its frames beside a step of the model, whose time includes them.
+CODEC_SECONDS, CODEC_FRAME_SECONDS = 0.65e-3, 0.02e-3
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,15 @@ def emulate_device(times: DeviceTimes, frames: int) -> None:
 
     def decode(decoder: AudioDecoder, codes: np.ndarray, slots: list[int], lengths: list[int] | None = None) -> Fetch:
         counts = lengths or [codes.shape[-1]] * len(slots)
-        return lambda: [np.zeros(count * FRAME_LENGTH, np.float32) for count in counts]
+        # Long calls end with the step at the latest: their share of the GPU is in the step's time.
+        seconds = min(CODEC_SECONDS + CODEC_FRAME_SECONDS * sum(counts), times.of_step(len(slots), 0))
+        decoded = time.perf_counter() + seconds
+
+        def fetch() -> list[np.ndarray]:
+            time.sleep(max(0.0, decoded - time.perf_counter()))
+            return [np.zeros(count * FRAME_LENGTH, np.float32) for count in counts]
+
+        return fetch
 
     built = FallbackRunner.__init__
 
@@ -82,5 +93,7 @@ def emulate_device(times: DeviceTimes, frames: int) -> None:
 
     EagerRunner.launch = launch  # type: ignore[method-assign, assignment]
     AudioDecoder._run = decode  # type: ignore[method-assign]
+    # As with graphs: audio is collected in the next step.
+    AudioDecoder.overlap = property(lambda _: True, lambda _, value: None)  # type: ignore[method-assign, assignment]
     FallbackRunner.__init__ = build  # type: ignore[method-assign]
     FallbackRunner.token_seconds = property(lambda _: times.of_step(0, PROMPT_GRAPH_TOKENS) / PROMPT_GRAPH_TOKENS)  # type: ignore[method-assign, assignment]

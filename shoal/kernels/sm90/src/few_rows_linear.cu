@@ -42,7 +42,7 @@ struct Chunk {
     u32 word[4];  // two bfloat16 each
 };
 
-// Loads past the L1 cache, which may hold what another kernel has overwritten: a grid dependency wait does not clear it.
+// Loads past the L1 cache: another kernel, on other multiprocessors, has just written these values.
 __device__ __forceinline__ Chunk load_chunk(const u16* from) {
     Chunk c;
     asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(c.word[0]), "=r"(c.word[1]), "=r"(c.word[2]), "=r"(c.word[3]) : "l"(from) : "memory");
