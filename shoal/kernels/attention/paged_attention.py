@@ -33,8 +33,8 @@ NUM_SPLITS = 8
 # Up to this many rows each split has a program of its own; more rows fill the GPU with one program per row and KV head.
 SPLIT_ROWS = 16
 # From this many rows on, three programs per multiprocessor (80 registers per thread) are faster than two (108).
-CROWDED_ROWS = 128
-CROWDED_REGISTERS = 80
+HIGH_OCCUPANCY_ROWS = 128
+HIGH_OCCUPANCY_REGISTERS = 80
 
 
 def paged_decode_reference(
@@ -149,7 +149,7 @@ def _decode_kernel(
     BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     SPLIT: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -167,12 +167,12 @@ def _decode_kernel(
         member = tl.arange(0, GROUP)
         d = tl.arange(0, D)
         start = first
-        if AHEAD:
-            # Earlier frames have written all keys and values but the newest: a first block is loaded before the wait.
+        if PREFETCH:
+            # Earlier frames have written all keys and values but the newest: prefetch the first block before the wait.
             position = first * BLOCK_N + tl.arange(0, BLOCK_N)
             visible, newest = position < length, (position == length - 1)[:, None]
-            offset = locate(table, position, visible, kv_head, BLOCK_SIZE, KV_HEADS, D)
-            newest_offset = locate(table, length - 1, True, kv_head, BLOCK_SIZE, KV_HEADS, D)
+            offset = kv_offset(table, position, visible, kv_head, BLOCK_SIZE, KV_HEADS, D)
+            newest_offset = kv_offset(table, length - 1, True, kv_head, BLOCK_SIZE, KV_HEADS, D)
             earlier = (position < length - 1)[:, None]
             key = tl.load(keys + offset[:, None] + d[None, :], mask=earlier, other=0.0)
             value = tl.load(values + offset[:, None] + d[None, :], mask=earlier, other=0.0)
@@ -186,7 +186,7 @@ def _decode_kernel(
         row_sum = tl.zeros((GROUP,), tl.float32)
         acc = tl.zeros((GROUP, D), tl.float32)
         all_max, all_sum, all_acc = row_max, row_sum, acc
-        if AHEAD:
+        if PREFETCH:
             key = tl.where(newest, tl.load(keys + newest_offset + d)[None, :], key)
             value = tl.where(newest, tl.load(values + newest_offset + d)[None, :], value)
             row_max, row_sum, acc = attend_block(
@@ -195,7 +195,7 @@ def _decode_kernel(
         for index in range(start, last):
             position = index * BLOCK_N + tl.arange(0, BLOCK_N)
             visible = position < length
-            offset = locate(table, position, visible, kv_head, BLOCK_SIZE, KV_HEADS, D)
+            offset = kv_offset(table, position, visible, kv_head, BLOCK_SIZE, KV_HEADS, D)
             key = tl.load(keys + offset[:, None] + d[None, :], mask=visible[:, None], other=0.0)
             value = tl.load(values + offset[:, None] + d[None, :], mask=visible[:, None], other=0.0)
             row_max, row_sum, acc = attend_block(
@@ -244,7 +244,7 @@ def _decode_kernel(
 
 
 @jit
-def locate(table, position, known, kv_head, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr):
+def kv_offset(table, position, known, kv_head, BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr):
     """Return the offsets of the keys at `position`, and of their values, in the cache."""
     block = tl.load(table + position // BLOCK_SIZE, mask=known, other=0).to(tl.int64)
     return ((block * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS + kv_head) * D
@@ -388,9 +388,9 @@ def paged_decode(
     workspace = workspace or DecodeWorkspace.allocate(rows, heads, kv_heads, d, q.device)
     out = torch.empty_like(q)
     pdl, split = supports_pdl(q.device), rows <= SPLIT_ROWS
-    # A block that is loaded before the wait fills the registers of a multiprocessor: one program on each of them.
-    ahead = split and q.element_size() == 2 and rows * kv_heads * NUM_SPLITS <= multiprocessor_count(q.device)
-    crowded = rows >= CROWDED_ROWS and shared_memory_limit(q.device) >= HOPPER_SHARED_MEMORY
+    # The prefetched block fills the registers of a multiprocessor: one program on each of them.
+    prefetch = split and q.element_size() == 2 and rows * kv_heads * NUM_SPLITS <= multiprocessor_count(q.device)
+    occupancy = rows >= HIGH_OCCUPANCY_ROWS and shared_memory_limit(q.device) >= HOPPER_SHARED_MEMORY
     _decode_kernel[(NUM_SPLITS if split else 1, kv_heads, rows)](
         q,
         keys,
@@ -416,11 +416,11 @@ def paged_decode(
         BLOCK_N=block_n,
         NUM_SPLITS=NUM_SPLITS,
         SPLIT=split,
-        AHEAD=ahead,
+        PREFETCH=prefetch,
         PDL=pdl,
         num_warps=8 if key_scales is None else 4,
         num_stages=2,
-        maxnreg=CROWDED_REGISTERS if crowded and key_scales is None else None,
+        maxnreg=HIGH_OCCUPANCY_REGISTERS if occupancy and key_scales is None else None,
         launch_pdl=pdl,
     )
     return out

@@ -11,7 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.kernels.attention.paged_attention import BLOCK_N, NUM_SPLITS, add_values, locate, merge_softmax, score_keys
+from shoal.kernels.attention.paged_attention import (
+    BLOCK_N,
+    NUM_SPLITS,
+    add_values,
+    kv_offset,
+    merge_softmax,
+    score_keys,
+)
 from shoal.kernels.jit import (
     HOPPER_SHARED_MEMORY,
     kernel,
@@ -83,7 +90,7 @@ def _prefill_kernel(
         for step in range(0, (longest + BLOCK_N - 1) // BLOCK_N):
             position = step * BLOCK_N + tl.arange(0, BLOCK_N)
             known = position < longest
-            offset = locate(table, position, known, kv_head, BLOCK_SIZE, KV_HEADS, D)
+            offset = kv_offset(table, position, known, kv_head, BLOCK_SIZE, KV_HEADS, D)
             key = tl.load(keys + offset[:, None] + d[None, :], mask=known[:, None], other=0.0)
             score = score_keys(query, key, key_scales, offset, known, scale, QUANTIZED, D)
             score = tl.where(position[None, :] < row_length[:, None], score, float("-inf"))

@@ -38,7 +38,7 @@ def test_a_sequence_gives_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype,
         assert torch.equal(alone[0], together[row])
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2], ids=["first block before the wait", "first block after it"])
+@pytest.mark.parametrize("kv_heads", [1, 2], ids=["first block prefetched", "no prefetch"])
 def test_one_program_per_split_and_one_for_all_splits_give_the_same_bits(
     kv_heads: int, dtype: torch.dtype, device: str
 ) -> None:
