@@ -7,6 +7,7 @@ measurements of it.
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -39,6 +40,12 @@ DEVICES = {
     "s2-pro": DeviceTimes("tiny-s2", 5.2e-3, 0.035e-3, 0.0, 22e-6, 512),
     "s2-pro-w8a8": DeviceTimes("tiny-s2", 3.63e-3, 0.035e-3, 0.0, 15.5e-6, 512),
 }
+
+
+def silence(counts: list[int], ready: float) -> list[np.ndarray]:
+    """Return silence for these numbers of frames once the clock reads `ready`."""
+    time.sleep(max(0.0, ready - time.perf_counter()))
+    return [np.zeros(count * FRAME_LENGTH, np.float32) for count in counts]
 
 
 def emulate_device(times: DeviceTimes, frames: int) -> None:
@@ -77,13 +84,7 @@ def emulate_device(times: DeviceTimes, frames: int) -> None:
         counts = lengths or [codes.shape[-1]] * len(slots)
         # Long calls end with the step at the latest: their share of the GPU is in the step's time.
         seconds = min(CODEC_SECONDS + CODEC_FRAME_SECONDS * sum(counts), times.of_step(len(slots), 0))
-        decoded = time.perf_counter() + seconds
-
-        def fetch() -> list[np.ndarray]:
-            time.sleep(max(0.0, decoded - time.perf_counter()))
-            return [np.zeros(count * FRAME_LENGTH, np.float32) for count in counts]
-
-        return fetch
+        return partial(silence, counts, time.perf_counter() + seconds)
 
     built = FallbackRunner.__init__
 

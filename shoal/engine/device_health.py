@@ -76,9 +76,11 @@ class DeviceHealth:
         sequence = Sequence.start(PROBE_ID, prompt, SamplingParams(max_frames=1), len(prompt) + 1)
         sequence.slot, sequence.computed = slot, len(prompt)
         self._tables[slot, 0] = self._kv.spare  # needs no free block
-        self._runner.launch(Batch([Prefill(sequence, sequence.epoch, 0, len(prompt), samples_frame=True)]))()
+        wait = self._runner.launch(Batch([Prefill(sequence, sequence.epoch, 0, len(prompt), samples_frame=True)]))
+        wait()
         while self._runner.in_flight:
-            self._runner.launch(Batch())()
+            wait = self._runner.launch(Batch())
+            wait()
 
 
 def device_problem(device: torch.device) -> str | None:
