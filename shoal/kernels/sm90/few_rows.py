@@ -1,4 +1,4 @@
-"""Linear layers of one, two or four rows in CUDA C++, for Hopper GPUs and layers as wide as those of S2-Pro.
+"""Linear layers of one, two, four or eight rows in CUDA C++, for Hopper GPUs and layers as wide as those of S2-Pro.
 
 A frame of one voice reads every weight once. These kernels copy weights to shared memory before their inputs are known,
 with the copy engine (TMA), and include what the Triton path launches separately: RMSNorm, quantization of the rows, the
@@ -20,7 +20,7 @@ from shoal.kernels.rms_norm import fused_rms_norm, int8_rms_norm
 from shoal.kernels.sm90.launch import Sm90Kernel, TensorMap, encode_tensor_map
 from shoal.kernels.sm90.source import LinearVariant
 
-ROWS = (1, 2, 4)  # sizes of frame graphs; a frame of two voices begins with four rows
+ROWS = (1, 2, 4, 8)  # sizes of frame graphs; a frame of four voices begins with eight rows
 # Widths of the residual stream. Narrower models, such as S1-mini, are faster with the Triton kernels: there the inputs
 # take longer to reach all blocks than the product takes. RMSNorm adds squares in the order that the norm kernel has for
 # rows of 2,049 to 4,096 elements.

@@ -10,6 +10,9 @@ CONV_UNIT = 192  # outputs that a warpgroup of src/conv.cu computes at a time
 WIDE_OUTPUTS = 3072
 # Of a block of src/few_rows_linear.cu: two must not fit on a multiprocessor, or some would get two and others none.
 LINEAR_SHARED_BYTES = 160_000
+# With inputs of more than LARGE_INPUT_BYTES the rings get what is left of all of it.
+MAX_SHARED_BYTES = 232_448
+LARGE_INPUT_BYTES = 100_000
 
 
 class ConvVariant(NamedTuple):
@@ -56,11 +59,16 @@ class LinearVariant(NamedTuple):
         """Return the number of 128-byte blocks of each split of K that a copy has: 8 KiB in all, with int8 up to 12."""
         return 4 if self.lines == 4 else 3 if self.int8 else 2
 
+    @property
+    def shared_bytes(self) -> int:
+        large = self.rows * self.columns * (1 if self.int8 else 2) > LARGE_INPUT_BYTES
+        return MAX_SHARED_BYTES if large else LINEAR_SHARED_BYTES
+
     def source(self) -> str:
         """Return the complete source."""
         sizes = {"R": self.rows, "K": self.columns, "N": self.outputs, "NORM": self.norm, "GATED": self.gated}
         sizes |= {"INT8": self.int8, "LINES": self.lines, "BOX_BLOCKS": self.box_blocks}
-        sizes |= {"BLOCKS": self.multiprocessors, "SHARED_BYTES": LINEAR_SHARED_BYTES}
+        sizes |= {"BLOCKS": self.multiprocessors, "SHARED_BYTES": self.shared_bytes}
         return "\n".join((_defines(sizes), _read("common.cuh", f"{self.name}.cu")))
 
 

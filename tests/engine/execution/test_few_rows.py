@@ -119,8 +119,8 @@ def test_s2_pro_generates_the_same_frames_alone_in_pairs_and_in_a_batch(mode: st
     checkpoint = random_checkpoint("s2-pro", device="cuda", encoder=False)
     quantize_model(checkpoint.model, WeightModes.parse(mode))
     assert len(few_rows_layers(checkpoint.model)) == 4 * (36 + 4)
-    core = EngineCore(checkpoint, EngineConfig(slots=8, guard=False, backend="graph", kv_bytes=1 << 30))
-    batch = spoken(core, list(range(8)), 40)
-    for numbers in ([0], [7], [2, 5], [1, 3, 4, 6]):
+    core = EngineCore(checkpoint, EngineConfig(slots=16, guard=False, backend="graph", kv_bytes=1 << 30))
+    batch = spoken(core, list(range(10)), 40)
+    for numbers in ([0], [7], [2, 5], [1, 3, 4, 6], list(range(1, 9))):
         for number, codes in spoken(core, numbers, 40).items():
             assert np.array_equal(codes, batch[number]), number

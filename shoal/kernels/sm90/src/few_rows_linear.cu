@@ -1,4 +1,4 @@
-// Linear layer of up to four rows: x [R, K] times weight [N, K], with GATED [2 N, K] (gate, then up projection).
+// Linear layer of up to eight rows: x [R, K] times weight [N, K], with GATED [2 N, K] (gate, then up projection).
 //
 // With NORM, x is normalized first (RMSNorm); without, the product is added to the residual. INT8 quantizes the rows.
 //
@@ -20,6 +20,7 @@ constexpr int BOXES = (SPLIT_BLOCKS + BOX_BLOCKS - 1) / BOX_BLOCKS;
 constexpr int BOX_BYTES = 4 * BOX_BLOCKS * LINES * 128;
 constexpr int X_PITCH = ROW_BYTES + (ROW_BYTES % 128 == 0 ? 64 : 0);  // two rows in different banks
 constexpr int NORM_WARPS = 16;                                        // of the norm kernel, eight elements per thread
+constexpr int OWN = (R * MAX_TILES * OUTPUTS + CONSUMERS - 1) / CONSUMERS;  // outputs of a thread
 constexpr int CHUNKS = K / 8, THREAD_CHUNKS = (CHUNKS + CONSUMERS - 1) / CONSUMERS;
 
 constexpr int SUMS_BYTES = 4 * R * MAX_TILES * 8 * 4, REDUCE_BYTES = R * (NORM_WARPS + WARPS) * 4;
@@ -126,14 +127,16 @@ __device__ __forceinline__ void stream_weights(u32 base, u32 full, u32 empty, co
         }
 }
 
-// Normalizes or quantizes the rows as the layer needs and stores them in shared memory; returns the scales of int8 rows.
+// Normalizes or quantizes rows [FIRST, LAST) as the layer needs and stores them in shared memory; returns the scales of
+// int8 rows.
+template <int FIRST, int LAST>
 __device__ __forceinline__ void store_rows(unsigned char* memory, const u16* x, const Chunk (&norm)[THREAD_CHUNKS], float eps, float (&scales)[R]) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float* squares = (float*)(memory + REDUCE_AT);  // [R][NORM_WARPS]
     float* tops = squares + R * NORM_WARPS;         // [R][WARPS]
-    Chunk chunks[R][THREAD_CHUNKS];
+    Chunk chunks[LAST][THREAD_CHUNKS];  // those before FIRST take no registers
 #pragma unroll
-    for (int r = 0; r < R; ++r)
+    for (int r = FIRST; r < LAST; ++r)
 #pragma unroll
         for (int i = 0; i < THREAD_CHUNKS; ++i) {
             const int c = threadIdx.x + i * CONSUMERS;
@@ -143,7 +146,7 @@ __device__ __forceinline__ void store_rows(unsigned char* memory, const u16* x, 
         constexpr int USED = THREAD_CHUNKS * WARPS;  // the norm kernel has a sum of zero in each of its other warps
         if (threadIdx.x < R * NORM_WARPS && threadIdx.x % NORM_WARPS >= USED) squares[threadIdx.x] = 0.0f;
 #pragma unroll
-        for (int r = 0; r < R; ++r)
+        for (int r = FIRST; r < LAST; ++r)
 #pragma unroll
             for (int i = 0; i < THREAD_CHUNKS; ++i) {
                 float sum = sum_of_squares(chunks[r][i]);
@@ -153,7 +156,7 @@ __device__ __forceinline__ void store_rows(unsigned char* memory, const u16* x, 
             }
         sync_consumers();
 #pragma unroll
-        for (int r = 0; r < R; ++r) {
+        for (int r = FIRST; r < LAST; ++r) {
             float sum = squares[r * NORM_WARPS + lane % NORM_WARPS], factor;
 #pragma unroll
             for (int d = NORM_WARPS / 2; d > 0; d /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, d));
@@ -170,7 +173,7 @@ __device__ __forceinline__ void store_rows(unsigned char* memory, const u16* x, 
     }
     if (INT8) {
 #pragma unroll
-        for (int r = 0; r < R; ++r) {
+        for (int r = FIRST; r < LAST; ++r) {
             float top = 0.0f;
 #pragma unroll
             for (int i = 0; i < THREAD_CHUNKS; ++i) top = fmaxf(top, largest(chunks[r][i]));
@@ -181,7 +184,7 @@ __device__ __forceinline__ void store_rows(unsigned char* memory, const u16* x, 
         sync_consumers();
     }
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
+    for (int r = FIRST; r < LAST; ++r) {
         unsigned char* row = memory + X_AT + r * X_PITCH;
         float factor = 0.0f;
         if (INT8) {
@@ -313,31 +316,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (NORM)
         for (int i = 0; i < THREAD_CHUNKS; ++i)
             if (own + i * CONSUMERS < CHUNKS) norm_chunks[i] = load_chunk(norm + (own + i * CONSUMERS) * 8);
-    float own_scale = 1.0f, own_up_scale = 1.0f;
-    if (INT8 && own < R * outputs) {
-        own_scale = scales[first * OUTPUTS + own % outputs];
-        if (GATED) own_up_scale = scales[N + first * OUTPUTS + own % outputs];
+    float own_scale[OWN], own_up_scale[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+        const int at = own + i * CONSUMERS;
+        own_scale[i] = own_up_scale[i] = 1.0f;
+        if (INT8 && at < R * outputs) {
+            own_scale[i] = scales[first * OUTPUTS + at % outputs];
+            if (GATED) own_up_scale[i] = scales[N + first * OUTPUTS + at % outputs];
+        }
     }
     grid_dependency_wait();
-    u16* own_out = out + own / outputs * N + first * OUTPUTS + own % outputs;
-    u16 residual = 0;
-    if (!NORM && own < R * outputs) residual = load_bf16(own_out);
+    u16* block_out = out + first * OUTPUTS;
+    u16 residual[OWN] = {};
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+        const int at = own + i * CONSUMERS;
+        if (!NORM && at < R * outputs) residual[i] = load_bf16(block_out + at / outputs * N + at % outputs);
+    }
     float row_scales[R] = {};
-    store_rows(memory, x, norm_chunks, eps, row_scales);
+    store_rows<0, (R < 4 ? R : 4)>(memory, x, norm_chunks, eps, row_scales);
+    if constexpr (R > 4) store_rows<4, R>(memory, x, norm_chunks, eps, row_scales);
     Sum* sums = (Sum*)(memory + SUMS_AT);
     multiply_tiles(sums, base, full, empty, threadIdx.x / 128, last - first);
     sync_consumers();
-    static_assert(R * MAX_TILES * OUTPUTS <= CONSUMERS, "more outputs than threads");
-    if (own < R * outputs) {
-        const int row = own / outputs, output = own % outputs;
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+        const int at = own + i * CONSUMERS;
+        if (at >= R * outputs) break;
+        const int row = at / outputs, output = at % outputs;
         const Sum* from = sums + (row * MAX_TILES + output / OUTPUTS) * 8 + output % OUTPUTS;
         float row_scale = row_scales[0];
 #pragma unroll
         for (int r = 1; r < R; ++r)
             if (row == r) row_scale = row_scales[r];
-        const float value = total(from, row_scale, own_scale);
-        u32 y = GATED ? gated(value, total(from + OUTPUTS, row_scale, own_up_scale)) : to_bf16(value);
-        if (!NORM) y = add(residual, y);
-        *own_out = (u16)y;
+        const float value = total(from, row_scale, own_scale[i]);
+        u32 y = GATED ? gated(value, total(from + OUTPUTS, row_scale, own_up_scale[i])) : to_bf16(value);
+        if (!NORM) y = add(residual[i], y);
+        block_out[row * N + output] = (u16)y;
     }
 }
