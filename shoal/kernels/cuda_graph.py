@@ -240,6 +240,12 @@ class GraphSizes(Generic[KeyT, WorkloadT]):
         if not self.available:
             raise RuntimeError(f"no size of {self.name} works: {next(iter(self.dropped.values()))}")
 
+    def add(self, key: KeyT, workload: WorkloadT, context: CaptureContext) -> None:
+        """Capture a size larger than the others, or leave it out if that fails."""
+        self.available[key] = CapturedGraph(workload)
+        with device_errors(partial(self._drop, key)):
+            self.available[key].capture(context)
+
     def run(self, key: KeyT, inputs: np.ndarray) -> WorkloadT:
         """Run one size and return its workload, which holds the results."""
         self._failed = None

@@ -28,6 +28,8 @@ from shoal.model.slow import Head
 logger = logging.getLogger(__name__)
 
 PROMPTS = (32, 64, 96, 128, 192, 256, 384, 512)
+# Captured only where a step computes so many tokens. The kernels have the tiles of 512 tokens, and so their bits.
+LARGE_PROMPTS = (1024, 2048)
 # Time that the prompts of a step may take: a quarter of a frame of audio, which running streams have in reserve. More
 # tokens per step do not start a burst of 64 requests sooner on an H200, and delay those that follow.
 PREFILL_SECONDS = 0.012
@@ -142,8 +144,9 @@ class FusedRunner(FixedSizeRunner):
         self._prompts.build(context)
         self._frames.build(context)
         self._build_reader(context)
-        if capture:
+        if context is not None:
             self._measure_prompts()
+            self._add_large_prompts(context)
 
     def _measure_prompts(self) -> None:
         """Choose the prompt tokens of a step by the time that the largest prompt graph takes."""
@@ -151,6 +154,12 @@ class FusedRunner(FixedSizeRunner):
         seconds = self._prompts[size].replay_seconds(TIMED_REPLAYS)
         self.token_budget, self.token_seconds = affordable_tokens(seconds, size), seconds / size
         logger.info("a step computes up to %d prompt tokens; %d take %.1f ms", self.token_budget, size, seconds * 1e3)
+
+    def _add_large_prompts(self, context: CaptureContext) -> None:
+        eager, tables = self.eager, self._tables.target
+        for size in LARGE_PROMPTS:
+            if max(PROMPTS) < size <= self.token_budget:
+                self._prompts.add(size, FusedPrefill(eager.model, eager.kv, tables, size), context)
 
     def _build_reader(self, context: CaptureContext | None) -> None:
         """Compile and capture the kernels of word times now, so that no request waits for it.

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,8 +12,16 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.execution.graphs import MAX_TOKEN_BUDGET, PREFILL_SECONDS, FusedRunner, affordable_tokens
+from shoal.engine.execution.graphs import (
+    LARGE_PROMPTS,
+    MAX_TOKEN_BUDGET,
+    PREFILL_SECONDS,
+    FusedRunner,
+    affordable_tokens,
+)
 from shoal.engine.scheduling.scheduler import frame_pause
+from shoal.engine.utterance import Turn, Utterance
+from shoal.speech import SamplingParams
 
 CONFIG = EngineConfig(slots=2, guard=False, kv_bytes=1 << 22, backend="eager")
 
@@ -69,14 +78,36 @@ def test_frames_wait_for_prompts_only_where_these_take_little_time(milliseconds:
 
 
 @pytest.mark.gpu
+def test_large_prompt_graphs_write_the_bits_of_several_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, caches = random_checkpoint("s1-mini", device="cuda", encoder=False), []
+    for sizes in ((), LARGE_PROMPTS):
+        monkeypatch.setattr("shoal.engine.execution.graphs.LARGE_PROMPTS", sizes)
+        config = replace(CONFIG, backend="graph", kv_bytes=1 << 30, token_budget=2048)
+        core = EngineCore(checkpoint, config)
+        launcher = core.runner.runner.launcher
+        assert isinstance(launcher, FusedRunner)
+        assert max(launcher.graphs[1]) == max(sizes, default=512)
+        prompt = np.random.default_rng(0).integers(0, 150, (1900, 1 + checkpoint.model.config.num_codebooks))
+        request = Utterance(
+            1, [Turn("hm", prompt.astype(np.int32), prompt.astype(np.int32))], SamplingParams(max_frames=4)
+        )
+        core.add(request)
+        while not core.idle:
+            for event in core.step():
+                assert event.error is None, event.error
+        caches.append([each.clone() for each in (*launcher.eager.kv.keys, *launcher.eager.kv.values)])
+    assert all(torch.equal(small, large) for small, large in zip(*caches, strict=True))
+
+
+@pytest.mark.gpu
 def test_graphs_measure_their_prompts_at_start() -> None:
     core = EngineCore(random_checkpoint("s1-mini", device="cuda", encoder=False), replace(CONFIG, backend="graph"))
     launcher = core.runner.runner.launcher
     assert isinstance(launcher, FusedRunner)
-    prompts = launcher.graphs[1][max(launcher.graphs[1])]
-    seconds = prompts.replay_seconds(5)
+    size = max(launcher.graphs[1])
+    seconds = launcher.graphs[1][size].replay_seconds(5)
     assert 0 < seconds < 1
-    assert launcher.token_seconds == pytest.approx(seconds / 512, rel=0.5)
+    assert launcher.token_seconds == pytest.approx(seconds / size, rel=0.5)
     assert launcher.token_budget % DEFAULT_TOKEN_BUDGET == 0
-    assert launcher.token_budget <= max(DEFAULT_TOKEN_BUDGET, 1.5 * PREFILL_SECONDS / seconds * 512)
+    assert launcher.token_budget <= max(DEFAULT_TOKEN_BUDGET, 1.5 * PREFILL_SECONDS / seconds * size)
     assert torch.cuda.is_current_stream_capturing() is False
