@@ -246,7 +246,7 @@ def choose_tile(rows: int, n: int, k_split: int, *, quantized: bool, dtype: torc
         if swap_ab and buffer > shared_limit:
             block_n = 32
         return Tile(SWAP_AB_ROWS if swap_ab else SMALL_M, block_n, block_k)
-    if shared_limit >= HOPPER_SHARED_MEMORY and dtype == torch.bfloat16:  # tiles measured on Hopper in bf16 only
+    if shared_limit >= HOPPER_SHARED_MEMORY and dtype.itemsize == 2:  # tiles measured on Hopper only
         tile = _many_rows_tile(rows, n, quantized=quantized)
         if is_even(rows, n, k_split, tile):
             return tile

@@ -89,6 +89,21 @@ def test_partial_sums_have_the_same_bits_in_any_batch_at_the_released_sizes(
 
 
 @pytest.mark.gpu
+def test_products_of_the_codec_have_the_same_bits_in_any_batch(device: str) -> None:
+    for columns, gated in ((1024, False), (1024, True)):
+        x, weight = matrices(256, columns, 6144 if gated else 3072, torch.float16, device)
+        together = linear(x, weight, gated=gated, out=torch.empty(256, 3072, device=device))
+        for rows in BATCHES[:-1]:
+            out = torch.empty(rows, 3072, device=device)
+            assert torch.equal(linear(x[:rows].contiguous(), weight, gated=gated, out=out), together[:rows]), rows
+    for columns in (1024, 3072):
+        x, weight = matrices(256, columns, 1024, torch.float16, device)
+        together = split_k_linear(x, weight)
+        for rows in BATCHES[:-1]:
+            assert torch.equal(split_k_linear(x[:rows].contiguous(), weight), together[:, :rows]), rows
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("weight_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_8_bit_weights_have_the_same_bits_in_any_batch_in_fp16(weight_dtype: torch.dtype, device: str) -> None:
     for columns, width in ((1024, 4096), (2560, 6144)):
