@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from shoal.codec.config import MAX_POSITIONS
 from shoal.codec.graph_decoder import FrameSpan, GraphDecoder, ResetCall
 from shoal.codec.layers import CausalConv, CausalUpsample, ConvNeXt, ResidualUnit, Snake, WindowLayer
 from shoal.kernels.codec_decoder import residual_unit as unit
 from shoal.kernels.codec_decoder.conv import Taps, conv, depthwise_norm, update_past
+from shoal.kernels.codec_decoder.embed_codes import embed_codes
+from shoal.kernels.codec_decoder.output_conv import output_conv
 from shoal.kernels.codec_decoder.packing import Packing
-from shoal.kernels.codec_decoder.window_attention import MAX_STEPS, window_attention
+from shoal.kernels.codec_decoder.window_attention import MAX_STEPS, count_steps, window_attention
 from shoal.kernels.cuda_graph import CapturedGraph, GraphSizes, compile_ahead
 from shoal.kernels.linear.linear import linear
-from shoal.kernels.rms_norm import rms_norm
+from shoal.kernels.linear.split_k_linear import split_k_linear
+from shoal.kernels.rms_norm import fused_rms_norm
 from shoal.kernels.rope import rope_table
 from shoal.kernels.sm90 import convolutions as sm90
 
@@ -55,6 +57,14 @@ def pack_linear(layer: nn.Linear, dtype: torch.dtype, scale: Tensor | None = Non
     if scale is not None:
         weight, bias = weight * scale[:, None], bias * scale
     return Taps(weight[None].to(dtype), bias.contiguous())
+
+
+def _add(x: Tensor, inner: Tensor, weight: Tensor) -> Tensor | None:
+    """Return the split-K partials of a product, which the next norm adds to x, or add it if K cannot be split."""
+    if inner.shape[1] % 128:
+        linear(inner, weight, residual=x, out=x)
+        return None
+    return split_k_linear(inner, weight)
 
 
 def _bias(layer: nn.Conv1d | nn.ConvTranspose1d) -> Tensor:
@@ -114,9 +124,8 @@ class FusedCodec:
         quantizer, decoder = codec.quantizer, codec.decoder
         self.seen = torch.zeros(slots + 1, dtype=torch.long, device=self.device)
         with torch.inference_mode():
-            self.tables = quantizer.tables().to(dtype)
-            sizes = torch.tensor(quantizer.sizes, device=self.device)
-            self.last, self.first = sizes - 1, sizes.cumsum(0) - sizes
+            self.table = quantizer.tables().to(dtype)
+            self.sizes = torch.tensor(quantizer.sizes, device=self.device)
             window = codec.config.transformer
             self.rope = rope_table(MAX_POSITIONS, window.head_dim, window.rope_base, self.device)
             self.transformer = [self._pack_layer(cast(WindowLayer, layer)) for layer in quantizer.post_module.layers]
@@ -129,15 +138,13 @@ class FusedCodec:
             for group, weights in zip(groups, packed, strict=True):
                 group[0].sm90 = weights
 
-    def run(self, codes: Tensor, packing: Packing) -> Tensor:
-        """Decode codes [F, codebooks] of packed streams -> samples [F x frame_length]."""
-        x = F.embedding(torch.minimum(codes, self.last) + self.first, self.tables).float().sum(1).to(self.dtype)
-        x = self._transform(x, packing)
+    def run(self, codes: Tensor, packing: Packing, samples: Tensor) -> None:
+        """Decode codes [F, codebooks] of packed streams into samples [F x frame_length]."""
+        x = self._transform(embed_codes(codes, self.sizes, self.table), packing)
         for stage in self.upsample:
             x = self._upsample(x, stage, packing)
-        samples = self._decode(x, packing)
-        self.seen.index_add_(0, packing.slots.long(), (packing.counts > 0).long())
-        return samples.flatten().float()
+        self._decode(x, packing, samples)
+        count_steps(self.seen, packing)
 
     def reset(self, slots: Tensor) -> None:
         """Reset these slots to the start of a stream. Keys need no clearing: steps before the first are masked."""
@@ -154,15 +161,16 @@ class FusedCodec:
         return [past for past in pasts if past is not None]
 
     def _transform(self, x: Tensor, packing: Packing) -> Tensor:
-        config = self.config.transformer
+        """Apply the transformer to x, which is overwritten."""
+        config, partials = self.config.transformer, None
         for layer in self.transformer:
-            qkv = linear(x, layer.wqkv, norm=layer.norms[0], eps=config.norm_eps)
-            cache = layer.keys, layer.values
+            normed = fused_rms_norm(x, layer.norms[0], config.norm_eps, partials=partials)
+            qkv, cache = linear(normed, layer.wqkv), (layer.keys, layer.values)
             attended = window_attention(qkv, self.rope, self.seen, packing, *cache, config.window_size)
-            x = linear(attended, layer.wo, residual=x)
-            inner = linear(x, layer.w13, norm=layer.norms[1], eps=config.norm_eps, gated=True)
-            x = linear(inner, layer.w2, residual=x)
-        return rms_norm(x, self.norm, config.norm_eps)
+            partials = _add(x, attended, layer.wo)
+            normed = fused_rms_norm(x, layer.norms[1], config.norm_eps, partials=partials)
+            partials = _add(x, linear(normed, layer.w13, gated=True), layer.w2)
+        return fused_rms_norm(x, self.norm, config.norm_eps, partials=partials)
 
     def _upsample(self, x: Tensor, stage: UpsampleStage, packing: Packing) -> Tensor:
         x = self._apply(x, stage.up, packing)[0].view(-1, self.config.latent_dim)
@@ -172,7 +180,7 @@ class FusedCodec:
         inner, _ = conv(inner, stage.expand, None, packing, activation="gelu")
         return conv(inner, stage.project, None, packing, residual=x)[0]
 
-    def _decode(self, x: Tensor, packing: Packing) -> Tensor:
+    def _decode(self, x: Tensor, packing: Packing, samples: Tensor) -> None:
         layers = iter(self.layers)
         activated = self._apply(x, next(layers), packing, plain=False)[1]
         for rate in self.config.decoder_rates:
@@ -181,9 +189,9 @@ class FusedCodec:
             for _ in range(3):
                 x, activated = self._residual(x, activated, next(layers), next(layers), packing)
         last = next(layers)
-        samples, _ = conv(activated, last.taps, last.past, packing, activation="tanh")
-        self._update_past(activated, last, packing)
-        return samples
+        assert last.past is not None
+        output_conv(activated, last.taps, last.past, packing, samples)
+        update_past(activated, last.past, packing)
 
     def _residual(
         self, x: Tensor, activated: Tensor, inner: ConvLayer, outer: ConvLayer, packing: Packing
@@ -237,7 +245,7 @@ class FusedCodec:
 
     def _pack_layer(self, layer: WindowLayer) -> TransformerLayer:
         config, attention, forward = self.config.transformer, layer.attention, layer.feed_forward
-        shape = (len(self.seen), config.window_size - 1 + MAX_STEPS, config.n_head, config.head_dim)
+        shape = (len(self.seen), config.n_head, config.window_size - 1 + MAX_STEPS, config.head_dim)
         keys, values = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))
         wo = attention.wo.weight.float() * layer.attention_layer_scale.gamma[:, None]
         w2 = forward.w2.weight.float() * layer.ffn_layer_scale.gamma[:, None]
@@ -306,8 +314,7 @@ class FusedCall:
 
     def run(self) -> None:
         slots, starts, counts, *_ = self.inputs[:, : self.frames]
-        codes = self.inputs[3:, : self.frames].T.long()
-        self.samples.copy_(self._codec.run(codes, Packing(slots, starts, counts)))
+        self._codec.run(self.inputs[3:, : self.frames].T, Packing(slots, starts, counts), self.samples)
 
 
 class FusedDecoder(GraphDecoder[int, FusedCall]):

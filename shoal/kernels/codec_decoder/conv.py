@@ -28,7 +28,7 @@ from shoal.kernels.jit import (
 )
 from shoal.kernels.tile import Tile
 
-Activation = Literal["none", "gelu", "tanh"]
+Activation = Literal["none", "gelu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def conv_reference(
         for joined in _with_past(x, past, packing)
     ]
     y = torch.cat(outputs)
-    y = F.gelu(y) if activation == "gelu" else torch.tanh(y) if activation == "tanh" else y
+    y = F.gelu(y) if activation == "gelu" else y
     if residual is not None:
         y = y + residual.float()
     activated = None
@@ -129,7 +129,6 @@ def _conv_kernel(
     OUT: tl.constexpr,
     CHANNELS: tl.constexpr,
     GELU: tl.constexpr,
-    TANH: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     STORE_PLAIN: tl.constexpr,
     HAS_SNAKE: tl.constexpr,
@@ -176,8 +175,6 @@ def _conv_kernel(
     y = acc + tl.load(bias + n, mask=n < OUT, other=0.0)[None, :]
     if GELU:
         y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
-    if TANH:
-        y = 1.0 - 2.0 / (tl.exp(2.0 * y) + 1.0)
     offset = m[:, None] * OUT + n[None, :]
     mask = m_mask[:, None] & (n < OUT)[None, :]
     if HAS_RESIDUAL:
@@ -205,12 +202,12 @@ def _update_past_kernel(
 ):
     frame = tl.program_id(0)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    # Slots, starts and counts are uploaded by the host and written by no kernel: no need to wait for them.
+    slot, start, count = tl.load(slots + frame), tl.load(starts + frame), tl.load(counts + frame)
     if PDL:
         launch_dependents_and_wait()
-    start, count = tl.load(starts + frame), tl.load(counts + frame)
     if frame - start + 1 == count:  # the last frame of its stream
         step = tl.arange(0, PADDED)
-        slot = tl.load(slots + frame)
         at = count * rate + step - STEPS  # index into the new inputs; negative: into the past
         mask = (step < STEPS)[:, None] & (c < IN)[None, :]
         new_ptrs = x + (start * rate + at)[:, None] * IN + c[None, :]
@@ -267,7 +264,6 @@ def conv(
         OUT=width,
         CHANNELS=1 if alpha is None else len(alpha),
         GELU=activation == "gelu",
-        TANH=activation == "tanh",
         HAS_RESIDUAL=residual is not None,
         STORE_PLAIN=plain,
         HAS_SNAKE=alpha is not None,
@@ -338,10 +334,10 @@ def _depthwise_norm_kernel(
     row = tl.program_id(0)
     c = tl.arange(0, PADDED)
     mask = c < C
-    if PDL:
-        launch_dependents_and_wait()
     slot, time = tl.load(slots + row // rate), row - tl.load(starts + row // rate) * rate
     y = tl.load(bias + c, mask=mask, other=0.0)
+    if PDL:
+        launch_dependents_and_wait()
     for tap in range(0, TAPS):
         back = tap - (TAPS - 1)
         at = time + back

@@ -1,8 +1,8 @@
 """Sliding-window attention of the codec's transformer: every step sees the last `window` steps of its own stream.
 
-Keys and values of a stream are in a ring buffer [slots, ring, heads, d], step p at index p % ring. The ring is longer
-than the window by MAX_STEPS, so new steps never overwrite keys that are still visible. Keys are stored rotated, with
-the even dimensions before the odd ones.
+Keys and values of a stream are in a ring buffer [slots, heads, ring, d], step p at index p % ring: what a program reads
+is contiguous. The ring is longer than the window by MAX_STEPS, so new steps never overwrite keys that are still
+visible. Keys are stored rotated, with the even dimensions before the odd ones.
 """
 
 from __future__ import annotations
@@ -28,20 +28,18 @@ def window_attention_reference(
     """
     outs = []
     for slot, start, count in packing.streams():
-        new, ring, d = qkv[start : start + max(1, count)], keys.shape[1], keys.shape[3]
+        new, (_, ring, d) = qkv[start : start + max(1, count)], keys.shape[1:]
         position = seen[slot] + torch.arange(len(new), device=qkv.device)
         q, k, v = new.unflatten(-1, (3, -1, d)).unbind(1)
         q, k = rotate(q, rope[position]), rotate(k, rope[position])
-        keys[slot, position % ring] = k.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
-        values[slot, position % ring] = v
+        k = k.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        keys[slot, :, position % ring], values[slot, :, position % ring] = k.transpose(0, 1), v.transpose(0, 1)
         key_position = position[0] + torch.arange(1 - window, len(new), device=qkv.device)
-        key = keys[slot, key_position % ring].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+        key = keys[slot, :, key_position % ring].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
         distance = position[:, None] - key_position[None, :]
         mask = (distance >= 0) & (distance < window) & (key_position >= 0)
-        value = values[slot, key_position % ring]
-        out = F.scaled_dot_product_attention(
-            q.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), attn_mask=mask
-        )
+        value = values[slot, :, key_position % ring]
+        out = F.scaled_dot_product_attention(q.transpose(0, 1), key, value, attn_mask=mask)
         outs.append(out.transpose(0, 1).flatten(1))
     return torch.cat(outs)
 
@@ -68,14 +66,15 @@ def _window_kernel(
     PDL: tl.constexpr,
 ):
     frame, head = tl.program_id(0), tl.program_id(1)
+    # The host uploads the packing, and `seen` changes at the end of a call: no need to wait for them.
+    start, length = tl.load(starts + frame), tl.maximum(tl.load(counts + frame), 1)
+    slot = tl.load(slots + frame).to(tl.int64)
+    first = tl.load(seen + slot).to(tl.int32)
     if PDL:
         launch_dependents_and_wait()
-    if tl.load(starts + frame) == frame:  # the program of a stream's first frame computes the whole stream
+    if start == frame:  # the program of a stream's first frame computes the whole stream
         dtype = qkv.dtype.element_ty
         D: tl.constexpr = 2 * HALF
-        length = tl.maximum(tl.load(counts + frame), 1)
-        slot = tl.load(slots + frame).to(tl.int64)
-        first = tl.load(seen + slot).to(tl.int32)
         new = tl.arange(0, BLOCK_M)
         row_mask = (new < length)[:, None]
         pair, d = tl.arange(0, PAIRS), tl.arange(0, D)
@@ -90,7 +89,8 @@ def _window_kernel(
         qkv_ptrs += HEADS * D
         even = tl.load(qkv_ptrs + 2 * pair[None, :], mask=pair_mask, other=0.0).to(tl.float32)
         odd = tl.load(qkv_ptrs + 2 * pair[None, :] + 1, mask=pair_mask, other=0.0).to(tl.float32)
-        offset = ((slot * RING + position % RING) * HEADS + head)[:, None] * D
+        ring = (slot * HEADS + head) * RING * D
+        offset = ring + (position % RING)[:, None] * D
         tl.store(keys + offset + pair[None, :], (even * cos - odd * sin).to(dtype), mask=pair_mask)
         tl.store(keys + offset + HALF + pair[None, :], (odd * cos + even * sin).to(dtype), mask=pair_mask)
         new_value = tl.load(qkv_ptrs + HEADS * D + d[None, :], mask=row_mask, other=0.0)
@@ -105,7 +105,7 @@ def _window_kernel(
             step = begin + tl.arange(0, BLOCK_N)
             step_mask = step < first + length
             key_mask = step_mask[:, None] & (pair < HALF)[None, :]
-            key_offset = ((slot * RING + step % RING) * HEADS + head)[:, None] * D
+            key_offset = ring + (step % RING)[:, None] * D
             key_even = tl.load(keys + key_offset + pair[None, :], mask=key_mask, other=0.0)
             key_odd = tl.load(keys + key_offset + HALF + pair[None, :], mask=key_mask, other=0.0)
             score = tl.dot(query_even, tl.trans(key_even), input_precision="ieee")
@@ -129,7 +129,7 @@ def window_attention(
     qkv: Tensor, rope: Tensor, seen: Tensor, packing: Packing, keys: Tensor, values: Tensor, window: int
 ) -> Tensor:
     """Compute `window_attention_reference` in one launch, for streams of at most MAX_STEPS steps each."""
-    ring, heads, d = keys.shape[1:]
+    heads, ring, d = keys.shape[1:]
     assert ring >= window - 1 + MAX_STEPS, "the ring buffer is too short for MAX_STEPS new steps"
     out, pdl = qkv.new_empty(len(qkv), heads * d), supports_pdl(qkv.device)
     _window_kernel[(len(qkv), heads)](
@@ -155,3 +155,35 @@ def window_attention(
         launch_pdl=pdl,
     )
     return out
+
+
+def count_steps_reference(seen: Tensor, packing: Packing) -> None:
+    """Add the frames of every stream to the steps that its slot has seen."""
+    seen.index_add_(0, packing.slots.long(), (packing.counts > 0).long())
+
+
+@kernel("frames")
+def _count_steps_kernel(seen, slots, starts, counts, frames, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    frame = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = frame < frames
+    start, count = tl.load(starts + frame, mask=inside), tl.load(counts + frame, mask=inside, other=0)
+    slot, mask = tl.load(slots + frame, mask=inside, other=0), inside & (start == frame) & (count > 0)
+    if PDL:
+        launch_dependents_and_wait()
+    tl.store(seen + slot, tl.load(seen + slot, mask=mask) + count, mask=mask)
+
+
+def count_steps(seen: Tensor, packing: Packing) -> None:
+    """Compute `count_steps_reference` in one launch. A slot has at most one stream per call, the spare slot none."""
+    frames, block, pdl = len(packing.slots), 128, supports_pdl(seen.device)
+    _count_steps_kernel[(-(-frames // block),)](
+        seen,
+        packing.slots,
+        packing.starts,
+        packing.counts,
+        frames,
+        BLOCK=block,
+        PDL=pdl,
+        num_warps=1,
+        launch_pdl=pdl,
+    )

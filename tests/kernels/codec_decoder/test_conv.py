@@ -27,7 +27,7 @@ def some_taps(taps: int, width: int, channels: int, dilation: int, dtype: torch.
 
 
 @pytest.mark.parametrize(("taps", "dilation", "width", "channels"), [(7, 3, 24, 32), (2, 1, 48, 16), (1, 1, 1, 32)])
-@pytest.mark.parametrize("form", ["plain", "added", "gelu", "tanh"])
+@pytest.mark.parametrize("form", ["plain", "added", "gelu"])
 def test_a_convolution_continues_the_streams_of_its_slots(
     taps: int, dilation: int, width: int, channels: int, form: str, dtype: torch.dtype, device: str, close: float
 ) -> None:
@@ -38,7 +38,6 @@ def test_a_convolution_continues_the_streams_of_its_slots(
         "plain": {"alpha": torch.rand(width, device=device) + 0.5},
         "added": {"residual": rows(len(x), width, dtype, device), "alpha": torch.rand(width, device=device) + 0.5},
         "gelu": {"activation": "gelu"},
-        "tanh": {"activation": "tanh"},
     }[form]
     ours = conv(x, weights, past, packing, **options)  # type: ignore[arg-type]
     reference = conv_reference(x, weights, past, packing, **options)  # type: ignore[arg-type]
