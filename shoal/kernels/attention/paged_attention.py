@@ -32,6 +32,9 @@ BLOCK_N = 128
 NUM_SPLITS = 8
 # Up to this many rows each split has a program of its own; more rows fill the GPU with one program per row and KV head.
 SPLIT_ROWS = 16
+# Parts of the output columns for which the prefetching kernel has programs of their own: each holds all keys and a part
+# of the values, so that the next linear layer fits beside it on a multiprocessor and loads its weights meanwhile.
+PARTS = 2
 # From this many rows on, three programs per multiprocessor (80 registers per thread) are faster than two (108).
 HIGH_OCCUPANCY_ROWS = 128
 HIGH_OCCUPANCY_REGISTERS = 80
@@ -149,10 +152,13 @@ def _decode_kernel(
     BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,
     PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # Programs of the same split and different parts compute the same weights, and other columns of the output.
+    split, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+    kv_head, row = tl.program_id(1), tl.program_id(2)
     # Positions, slots and block tables are uploaded by the host and written by no kernel: no need to wait for them.
     length = tl.load(positions + row).to(tl.int32) + 1
     table = tables + tl.load(slots + row) * TABLE_WIDTH
@@ -166,6 +172,8 @@ def _decode_kernel(
     if first < last:  # programs of empty splits exit at once; split 0 is never empty
         member = tl.arange(0, GROUP)
         d = tl.arange(0, D)
+        PART: tl.constexpr = D // PARTS
+        value_d = part * PART + tl.arange(0, PART)
         start = first
         if PREFETCH:
             # Earlier frames have written all keys and values but the newest: prefetch the first block before the wait.
@@ -175,7 +183,7 @@ def _decode_kernel(
             newest_offset = kv_offset(table, length - 1, True, kv_head, BLOCK_SIZE, KV_HEADS, D)
             earlier = (position < length - 1)[:, None]
             key = tl.load(keys + offset[:, None] + d[None, :], mask=earlier, other=0.0)
-            value = tl.load(values + offset[:, None] + d[None, :], mask=earlier, other=0.0)
+            value = tl.load(values + offset[:, None] + value_d[None, :], mask=earlier, other=0.0)
             start += 1
         if PDL:
             launch_dependents_and_wait()
@@ -184,11 +192,11 @@ def _decode_kernel(
         query = tl.load(q + head[:, None] * D + d[None, :], mask=head_mask[:, None], other=0.0)
         row_max = tl.full((GROUP,), float("-inf"), tl.float32)
         row_sum = tl.zeros((GROUP,), tl.float32)
-        acc = tl.zeros((GROUP, D), tl.float32)
+        acc = tl.zeros((GROUP, PART), tl.float32)
         all_max, all_sum, all_acc = row_max, row_sum, acc
         if PREFETCH:
             key = tl.where(newest, tl.load(keys + newest_offset + d)[None, :], key)
-            value = tl.where(newest, tl.load(values + newest_offset + d)[None, :], value)
+            value = tl.where(newest, tl.load(values + newest_offset + value_d)[None, :], value)
             row_max, row_sum, acc = attend_block(
                 query, key, value, key_scales, value_scales, offset, visible, scale, row_max, row_sum, acc, QUANTIZED, D
             )
@@ -197,7 +205,7 @@ def _decode_kernel(
             visible = position < length
             offset = kv_offset(table, position, visible, kv_head, BLOCK_SIZE, KV_HEADS, D)
             key = tl.load(keys + offset[:, None] + d[None, :], mask=visible[:, None], other=0.0)
-            value = tl.load(values + offset[:, None] + d[None, :], mask=visible[:, None], other=0.0)
+            value = tl.load(values + offset[:, None] + value_d[None, :], mask=visible[:, None], other=0.0)
             row_max, row_sum, acc = attend_block(
                 query, key, value, key_scales, value_scales, offset, visible, scale, row_max, row_sum, acc, QUANTIZED, D
             )
@@ -207,7 +215,7 @@ def _decode_kernel(
                     all_max, all_sum, all_acc = merge_softmax(all_max, all_sum, all_acc, row_max, row_sum, acc)
                     row_max = tl.full((GROUP,), float("-inf"), tl.float32)
                     row_sum = tl.zeros((GROUP,), tl.float32)
-                    acc = tl.zeros((GROUP, D), tl.float32)
+                    acc = tl.zeros((GROUP, PART), tl.float32)
         done = not SPLIT
         if SPLIT:
             done = num_splits == 1
@@ -215,13 +223,14 @@ def _decode_kernel(
                 all_max, all_sum, all_acc = merge_softmax(all_max, all_sum, all_acc, row_max, row_sum, acc)
             else:
                 mine = head * NUM_SPLITS + split
-                tl.store(split_out + mine[:, None] * D + d[None, :], acc, mask=head_mask[:, None])
-                tl.store(split_sum + mine, row_sum, mask=head_mask)
+                tl.store(split_out + mine[:, None] * D + value_d[None, :], acc, mask=head_mask[:, None])
+                tl.store(split_sum + mine, row_sum, mask=head_mask)  # every part stores the same
                 tl.store(split_max + mine, row_max, mask=head_mask)
-                # The last CTA to arrive reduces the splits in a fixed order, so the result is deterministic. The
-                # barrier orders all stores of this CTA before its arrival.
+                # The last CTA of a part to arrive reduces its splits in a fixed order, so the result is deterministic.
+                # The barrier orders all stores of this CTA before its arrival.
                 tl.debug_barrier()
-                arrived = tl.atomic_add(arrivals + row * KV_HEADS + kv_head, 1, sem="acq_rel")
+                arrival = arrivals + (row * KV_HEADS + kv_head) * PARTS + part
+                arrived = tl.atomic_add(arrival, 1, sem="acq_rel")
                 done = arrived == num_splits - 1
                 if done:
                     all_max, all_sum, all_acc = reduce_splits(
@@ -230,6 +239,7 @@ def _decode_kernel(
                         split_max,
                         head,
                         head_mask,
+                        value_d,
                         num_splits,
                         all_max,
                         all_sum,
@@ -237,10 +247,10 @@ def _decode_kernel(
                         NUM_SPLITS,
                         D,
                     )
-                    tl.store(arrivals + row * KV_HEADS + kv_head, 0)
+                    tl.store(arrival, 0)
         if done:
             result = (all_acc / all_sum[:, None]).to(out.dtype.element_ty)
-            tl.store(out + head[:, None] * D + d[None, :], result, mask=head_mask[:, None])
+            tl.store(out + head[:, None] * D + value_d[None, :], result, mask=head_mask[:, None])
 
 
 @jit
@@ -315,6 +325,7 @@ def reduce_splits(
     split_max,
     head,
     head_mask,
+    value_d,
     num_splits,
     all_max,
     all_sum,
@@ -322,13 +333,12 @@ def reduce_splits(
     NUM_SPLITS: tl.constexpr,
     D: tl.constexpr,
 ):
-    """Merge the stored partial results of a row's splits in order."""
-    d = tl.arange(0, D)
+    """Merge the stored partial results of a row's splits in order, in the columns `value_d`."""
     # Unrolled, so that all loads are in flight at once; missing splits contribute nothing.
     nothing = tl.where(head_mask, float("-inf"), 0.0)
     for other in tl.static_range(NUM_SPLITS):
         theirs, mask = head * NUM_SPLITS + other, head_mask & (other < num_splits)
-        out_offset = theirs[:, None] * D + d[None, :]
+        out_offset = theirs[:, None] * D + value_d[None, :]
         other_max = tl.load(split_max + theirs, mask=mask, other=nothing, cache_modifier=".cg")
         other_sum = tl.load(split_sum + theirs, mask=mask, other=1.0, cache_modifier=".cg")
         other_acc = tl.load(split_out + out_offset, mask=mask[:, None], other=0.0, cache_modifier=".cg")
@@ -357,7 +367,7 @@ class DecodeWorkspace:
     def allocate(cls, rows: int, heads: int, kv_heads: int, d: int, device: torch.device) -> DecodeWorkspace:
         split_sum = torch.empty(rows, heads, NUM_SPLITS, dtype=torch.float32, device=device)
         split_out = torch.empty(rows, heads, NUM_SPLITS, d, dtype=torch.float32, device=device)
-        arrivals = torch.zeros(rows, kv_heads, dtype=torch.int32, device=device)
+        arrivals = torch.zeros(rows, kv_heads, PARTS, dtype=torch.int32, device=device)
         return cls(split_out, split_sum, torch.empty_like(split_sum), arrivals)
 
 
@@ -388,10 +398,11 @@ def paged_decode(
     workspace = workspace or DecodeWorkspace.allocate(rows, heads, kv_heads, d, q.device)
     out = torch.empty_like(q)
     pdl, split = supports_pdl(q.device), rows <= SPLIT_ROWS
-    # The prefetched block fills the registers of a multiprocessor: one program on each of them.
+    # The prefetched block takes most registers of a multiprocessor: one split on each of them.
     prefetch = split and q.element_size() == 2 and rows * kv_heads * NUM_SPLITS <= multiprocessor_count(q.device)
+    parts = PARTS if prefetch and d >= 16 * PARTS else 1
     occupancy = rows >= HIGH_OCCUPANCY_ROWS and shared_memory_limit(q.device) >= HOPPER_SHARED_MEMORY
-    _decode_kernel[(NUM_SPLITS if split else 1, kv_heads, rows)](
+    _decode_kernel[(NUM_SPLITS * parts if split else 1, kv_heads, rows)](
         q,
         keys,
         values,
@@ -416,6 +427,7 @@ def paged_decode(
         BLOCK_N=block_n,
         NUM_SPLITS=NUM_SPLITS,
         SPLIT=split,
+        PARTS=parts,
         PREFETCH=prefetch,
         PDL=pdl,
         num_warps=8 if key_scales is None else 4,
