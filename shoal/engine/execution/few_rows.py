@@ -57,11 +57,12 @@ def few_rows_layers(model: DualAR) -> FewRowsLayers:
 
 
 class _Use(NamedTuple):
-    """How the transformer uses a layer: after a norm, or added to the residual stream."""
+    """How a model uses a layer: after a norm, or added to the residual stream; all of its outputs or the first ones."""
 
     layer: AnyLinear
     norm: bool
     gated: bool = False
+    outputs: int | None = None  # None: all
 
 
 def _uses(model: DualAR) -> Iterator[_Use]:
@@ -71,24 +72,28 @@ def _uses(model: DualAR) -> Iterator[_Use]:
         yield _Use(block.attention.wo, norm=False)
         yield _Use(block.feed_forward.w13, norm=True, gated=True)
         yield _Use(block.feed_forward.w2, norm=False)
+    yield _Use(model.fast.output, norm=True, outputs=model.config.residual_size)
 
 
-def _wide_layers(model: DualAR) -> dict[AnyLinear, list[LinearVariant]]:
+def _wide_layers(model: DualAR) -> dict[_Use, list[LinearVariant]]:
     """Return the kernels of every layer that has any."""
     found = {}
-    for layer, norm, gated in _uses(model):
-        int8 = uses_kernel(layer, "int8_activations")
+    for use in _uses(model):
+        layer, int8 = use.layer, uses_kernel(use.layer, "int8_activations")
         if layer.bias is None and (int8 or isinstance(layer, nn.Linear)):
-            found[layer] = linear_variants(layer.weight, norm=norm, gated=gated, int8_activations=int8)
-    return {layer: variants for layer, variants in found.items() if variants}
+            weight = layer.weight[: use.outputs]
+            found[use] = linear_variants(weight, norm=use.norm, gated=use.gated, int8_activations=int8)
+    return {use: variants for use, variants in found.items() if variants}
 
 
-def _pack(layers: Mapping[AnyLinear, list[LinearVariant]], device: torch.device) -> dict[nn.Module, LinearWeights]:
+def _pack(layers: Mapping[_Use, list[LinearVariant]], device: torch.device) -> dict[nn.Module, LinearWeights]:
     kernels = load_kernels({each for variants in layers.values() for each in variants}, device)
-    return {
-        layer: pack_linear(layer.weight, row_scales(layer), [kernels[each] for each in variants])
-        for layer, variants in layers.items()
-    }
+    packed: dict[nn.Module, LinearWeights] = {}
+    for use, variants in layers.items():
+        scales = row_scales(use.layer)
+        scales = None if scales is None else scales[: use.outputs]
+        packed[use.layer] = pack_linear(use.layer.weight[: use.outputs], scales, [kernels[each] for each in variants])
+    return packed
 
 
 @torch.inference_mode()

@@ -68,15 +68,15 @@ class ResidualStream:
     def normed(self, norm: RMSNorm) -> Tensor:
         return fused_rms_norm(self.x, norm.weight, norm.eps, **self._take_partials())
 
-    def project(self, norm: RMSNorm, layer: AnyLinear, *, gated: bool = False) -> Tensor:
-        """Apply a norm and a layer to x."""
+    def project(self, norm: RMSNorm, layer: AnyLinear, *, gated: bool = False, count: int | None = None) -> Tensor:
+        """Apply a norm and a layer to x; with `count` only the layer's first outputs, the same number in every call."""
         weights = self._few_rows.find(layer, len(self.x))
         if weights is not None and self._partials is None:
             return weights.project(self.x, norm.weight, norm.eps)
         if uses_kernel(layer, "int8_activations"):
             rows = int8_rms_norm(self.x, norm.weight, norm.eps, **self._take_partials())
-            return linear(rows, layer.weight, scales=layer.kernel_scales, gated=gated)
-        return project(self.normed(norm), layer, gated=gated)
+            return linear(rows, layer.weight[:count], scales=layer.kernel_scales[:count], gated=gated)
+        return project(self.normed(norm), layer, count, gated=gated)
 
     def _take_partials(self) -> dict[str, Tensor | None]:
         partials = {"partials": self._partials, "scales": self._scales, "row_scales": self._row_scales}
@@ -250,7 +250,7 @@ class FusedFrame(FusedTokens):
     def _sample_code(self, stream: ResidualStream, codebook: int) -> Tensor:
         """Sample a code and return its embedding, the input of the next position."""
         fast, config = self.model.fast, self.model.config
-        logits = project(stream.normed(fast.norm), fast.output, config.residual_size)
+        logits = stream.project(fast.norm, fast.output, count=config.residual_size)
         following = torch.empty_like(stream.x)
         table, penalised = fast.embeddings.weight, config.family.uses_penalty
         sample_code(logits, self.slots, self._memory, codebook, self.tokens, table, following, penalised)

@@ -8,11 +8,13 @@ from typing import NamedTuple
 SOURCES = Path(__file__).parent / "src"
 CONV_UNIT = 192  # outputs that a warpgroup of src/conv.cu computes at a time
 WIDE_OUTPUTS = 3072
-# Of a block of src/few_rows_linear.cu: two must not fit on a multiprocessor, or some would get two and others none.
+# Shared memory of a block of src/few_rows_linear.cu. Two blocks must not fit on a multiprocessor, or some would get two
+# and others none.
 LINEAR_SHARED_BYTES = 160_000
-# With inputs of more than LARGE_INPUT_BYTES the rings get what is left of all of it.
+MIN_LINEAR_SHARED_BYTES = 116_736
 MAX_SHARED_BYTES = 232_448
 LARGE_INPUT_BYTES = 100_000
+MAX_GROUPS = 6
 
 
 class ConvVariant(NamedTuple):
@@ -60,15 +62,26 @@ class LinearVariant(NamedTuple):
         return 4 if self.lines == 4 else 3 if self.int8 else 2
 
     @property
+    def groups(self) -> int:
+        """Return the groups of warps of a block, which take turns at its tiles: with few outputs one for each tile."""
+        if self.lines == 8:
+            return 3
+        tiles, row = -(-self.outputs // (4 * self.multiprocessors)), self.columns * (1 if self.int8 else 2)
+        box = 4 * self.box_blocks * 4 * 128
+        return min(MAX_GROUPS, max(2, tiles), (MAX_SHARED_BYTES - self.rows * (row + 512)) // (2 * box + 512))
+
+    @property
     def shared_bytes(self) -> int:
+        """Return the most shared memory that the rings may fill, with the inputs."""
         large = self.rows * self.columns * (1 if self.int8 else 2) > LARGE_INPUT_BYTES
-        return MAX_SHARED_BYTES if large else LINEAR_SHARED_BYTES
+        return MAX_SHARED_BYTES if large or self.lines == 4 else LINEAR_SHARED_BYTES
 
     def source(self) -> str:
         """Return the complete source."""
         sizes = {"R": self.rows, "K": self.columns, "N": self.outputs, "NORM": self.norm, "GATED": self.gated}
         sizes |= {"INT8": self.int8, "LINES": self.lines, "BOX_BLOCKS": self.box_blocks}
-        sizes |= {"BLOCKS": self.multiprocessors, "SHARED_BYTES": self.shared_bytes}
+        sizes |= {"BLOCKS": self.multiprocessors, "GROUPS": self.groups, "SHARED_BYTES": self.shared_bytes}
+        sizes |= {"MIN_SHARED_BYTES": MIN_LINEAR_SHARED_BYTES}
         return "\n".join((_defines(sizes), _read("common.cuh", f"{self.name}.cu")))
 
 

@@ -118,7 +118,7 @@ def spoken(core: EngineCore, numbers: list[int], frames: int) -> dict[int, np.nd
 def test_s2_pro_generates_the_same_frames_alone_in_pairs_and_in_a_batch(mode: str) -> None:
     checkpoint = random_checkpoint("s2-pro", device="cuda", encoder=False)
     quantize_model(checkpoint.model, WeightModes.parse(mode))
-    assert len(few_rows_layers(checkpoint.model)) == 4 * (36 + 4)
+    assert len(few_rows_layers(checkpoint.model)) == 4 * (36 + 4) + 1
     core = EngineCore(checkpoint, EngineConfig(slots=16, guard=False, backend="graph", kv_bytes=1 << 30))
     batch = spoken(core, list(range(10)), 40)
     for numbers in ([0], [7], [2, 5], [1, 3, 4, 6], list(range(1, 9))):

@@ -19,6 +19,7 @@ LAYERS: dict[str, tuple[tuple[int, int], bool, bool]] = {
     "wo": ((2560, 4096), False, False),
     "w13": ((2 * 9728, 2560), True, True),
     "w2": ((2560, 9728), False, False),
+    "output": ((4096, 2560), True, False),  # of the fast transformer
 }
 
 

@@ -4,13 +4,16 @@
 //
 // Few rows are bound by memory bandwidth. There is one block per multiprocessor, which owns a range of outputs. A thread
 // copies boxes of weights (TMA) into rings of shared memory: it starts before the grid dependency wait, so that the rings
-// are full when x arrives. Groups of four warps take turns at tiles of outputs; warp s of a group multiplies split s of K.
+// are full when x arrives. Groups of warps take turns at tiles of outputs. Each warp of a group multiplies one split of K,
+// or two where a tile has four lines: the tensor cores take eight lines, and sixteen rows of x, at a time, so the four
+// lines of another split and its part of x fill them up. What combines one split with the other is not used.
 // A box is [split of K][block of 128 bytes][line][128 bytes], swizzled by the copy engine; a line is a row of weights.
 //
 // Sums have the order of the Triton kernels, and so their bits: four splits of K, each from its first to its last
 // element, added in order; squares as in rms_norm.py.
 
-constexpr int GROUPS = 3, CONSUMERS = 128 * GROUPS, WARPS = CONSUMERS / 32, THREADS = CONSUMERS + 32;
+constexpr int SPLITS = 8 / LINES, GROUP_WARPS = 4 / SPLITS;  // splits of a warp
+constexpr int CONSUMERS = 32 * GROUP_WARPS * GROUPS, WARPS = CONSUMERS / 32, THREADS = CONSUMERS + 32;
 constexpr int ROW_BYTES = K * (INT8 ? 1 : 2), SPLIT_BYTES = ROW_BYTES / 4;
 constexpr int SPLIT_BLOCKS = SPLIT_BYTES / 128;
 constexpr int OUTPUTS = GATED ? LINES / 2 : LINES;  // of a tile
@@ -24,16 +27,19 @@ constexpr int OWN = (R * MAX_TILES * OUTPUTS + CONSUMERS - 1) / CONSUMERS;  // o
 constexpr int CHUNKS = K / 8, THREAD_CHUNKS = (CHUNKS + CONSUMERS - 1) / CONSUMERS;
 
 constexpr int SUMS_BYTES = 4 * R * MAX_TILES * 8 * 4, REDUCE_BYTES = R * (NORM_WARPS + WARPS) * 4;
-constexpr int ALIGNMENT = 1024;  // of a box: the pattern of the swizzle
-constexpr int STAGES = (SHARED_BYTES - ALIGNMENT - R * X_PITCH - SUMS_BYTES - REDUCE_BYTES) / (GROUPS * (BOX_BYTES + 16));
-constexpr bool REFILLED = (MAX_TILES + GROUPS - 1) / GROUPS * BOXES > STAGES;  // whether a stage is used more than once
+constexpr int FITTING = (SHARED_BYTES - R * X_PITCH - SUMS_BYTES - REDUCE_BYTES - 8) / (GROUPS * (BOX_BYTES + 16));
+constexpr int NEEDED = (MAX_TILES + GROUPS - 1) / GROUPS * BOXES;
+constexpr int STAGES = FITTING < NEEDED ? FITTING : NEEDED;
+constexpr bool REFILLED = STAGES < NEEDED;  // whether a stage is used more than once
 constexpr int X_AT = GROUPS * STAGES * BOX_BYTES, SUMS_AT = X_AT + R * X_PITCH, REDUCE_AT = SUMS_AT + SUMS_BYTES;
 constexpr int BARRIERS_AT = (REDUCE_AT + REDUCE_BYTES + 7) / 8 * 8;
 static_assert(STAGES >= 2, "the rings do not fit");
 static_assert(SPLIT_BYTES % 128 == 0 && N % OUTPUTS == 0 && CHUNKS <= 32 * NORM_WARPS * (NORM ? 1 : 8), "unsupported size");
 
+constexpr int USED_BYTES = BARRIERS_AT + 2 * GROUPS * STAGES * 8;
+
 // Read by the host: shared memory in bytes, threads, rows.
-extern "C" __device__ int launch_sizes[3] = {ALIGNMENT + BARRIERS_AT + 2 * GROUPS * STAGES * 8, THREADS, R};
+extern "C" __device__ int launch_sizes[3] = {USED_BYTES > MIN_SHARED_BYTES ? USED_BYTES : MIN_SHARED_BYTES, THREADS, R};
 
 struct alignas(64) TensorMap {
     u64 words[16];
@@ -144,7 +150,8 @@ __device__ __forceinline__ void store_rows(unsigned char* memory, const u16* x, 
         }
     if (NORM) {
         constexpr int USED = THREAD_CHUNKS * WARPS;  // the norm kernel has a sum of zero in each of its other warps
-        if (threadIdx.x < R * NORM_WARPS && threadIdx.x % NORM_WARPS >= USED) squares[threadIdx.x] = 0.0f;
+        for (int i = threadIdx.x; i < R * NORM_WARPS; i += CONSUMERS)
+            if (i % NORM_WARPS >= USED) squares[i] = 0.0f;
 #pragma unroll
         for (int r = FIRST; r < LAST; ++r)
 #pragma unroll
@@ -220,44 +227,62 @@ typedef float Sum;
 #define SUM_REGISTER "+f"
 #endif
 
-// Multiplies 64 bytes of a split, twice the K of an instruction. Rows 8 to 15 of operand A are not used.
-__device__ __forceinline__ void multiply_pair(Sum (&acc)[4], const u32 (&a)[4], const u32 (&b)[4]) {
+// 64 bytes of each line and row of a split, twice the K of an instruction: operands B and A. `high` are rows 8 to 15 of A.
+struct Pair {
+    u32 b[4], a[4], high[4];
+};
+
+__device__ __forceinline__ void load_rows(u32 (&words)[4], u32 from) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_pair(Pair& pair, u32 weights, u32 x, bool has_row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pair.b[0]), "=r"(pair.b[1]), "=r"(pair.b[2]), "=r"(pair.b[3])
+                 : "r"(weights)
+                 : "memory");
+    if (has_row) load_rows(pair.a, x);
+    if (SPLITS * R > 8) load_rows(pair.high, x + SPLIT_BYTES);
+}
+
+__device__ __forceinline__ void multiply_pair(Sum (&acc)[4], const Pair& pair) {
 #pragma unroll
     for (int i = 0; i < 4; i += 2)
-        asm volatile(MMA " {%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, {%0, %1, %2, %3};"
+        asm volatile(MMA " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                      : SUM_REGISTER(acc[0]), SUM_REGISTER(acc[1]), SUM_REGISTER(acc[2]), SUM_REGISTER(acc[3])
-                     : "r"(a[i]), "r"(0), "r"(a[i + 1]), "r"(b[i]), "r"(b[i + 1]));
+                     : "r"(pair.a[i]), "r"(pair.high[i]), "r"(pair.a[i + 1]), "r"(pair.high[i + 1]), "r"(pair.b[i]), "r"(pair.b[i + 1]));
 }
 
 // Stores the sums of each split for the tiles of this group: [split][R][tile][8].
 __device__ __forceinline__ void multiply_tiles(Sum* sums, u32 base, u32 full, u32 empty, int group, int tiles) {
-    const int lane = threadIdx.x % 32, split = threadIdx.x / 32 % 4, row = lane / 4, quad = lane % 4;
-    const u32 x_at = base + X_AT + (row < R ? row : 0) * X_PITCH + split * SPLIT_BYTES + quad * 16;
+    const int lane = threadIdx.x % 32, quad = lane % 4, first_split = threadIdx.x / 32 % GROUP_WARPS * SPLITS;
+    // Rows of A: those of x for the first split of this warp, then those for the second one.
+    const int row = lane / 4, x_row = row % R, x_split = first_split + (row < SPLITS * R ? row / R : 0);
+    const u32 x_at = base + X_AT + x_row * X_PITCH + x_split * SPLIT_BYTES + quad * 16;
+    const int own_line = lane % LINES, line_split = first_split + lane % 8 / LINES;
     u32 stage = group * STAGES, parity = 0;
     for (int tile = group; tile < tiles; tile += GROUPS) {
         Sum acc[4] = {};
         for (int box = 0; box < BOXES; ++box) {
             barrier_wait(full + 8 * stage, parity);
-            const u32 lines = base + stage * BOX_BYTES + split * (BOX_BLOCKS * LINES * 128);
+            const u32 lines = base + stage * BOX_BYTES;
+            const int pairs = 2 * (SPLIT_BLOCKS - box * BOX_BLOCKS);  // of the split from here on
+            Pair buffers[2] = {};
+            auto load = [&](int pair) {
+                const int line = (line_split * BOX_BLOCKS + pair / 2) * LINES + own_line;
+                const u32 at = lines + line * 128 + ((pair % 2 * 4 + lane / 8) ^ line % 8) * 16;
+                load_pair(buffers[pair % 2], at, x_at + (box * BOX_BLOCKS * 2 + pair) * 64, row < SPLITS * R);
+            };
+            load(0);
 #pragma unroll
-            for (int block = 0; block < BOX_BLOCKS; ++block) {
-                if (SPLIT_BLOCKS % BOX_BLOCKS && box * BOX_BLOCKS + block >= SPLIT_BLOCKS) break;
-                const int line = block * LINES + lane % LINES;
-                const u32 swizzle = (split * BOX_BLOCKS * LINES + line) % 8;
-#pragma unroll
-                for (int pair = 0; pair < 2; ++pair) {
-                    u32 a[4] = {}, b[4];
-                    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                                 : "r"(lines + line * 128 + ((pair * 4 + lane / 8) ^ swizzle) * 16)
-                                 : "memory");
-                    if (row < R)
-                        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                                     : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
-                                     : "r"(x_at + ((box * BOX_BLOCKS + block) * 2 + pair) * 64)
-                                     : "memory");
-                    multiply_pair(acc, a, b);
-                }
+            for (int pair = 0; pair < 2 * BOX_BLOCKS; ++pair) {
+                if (SPLIT_BLOCKS % BOX_BLOCKS && pair >= pairs) break;
+                // The next operands are loaded while the tensor cores compute.
+                if (pair + 1 < 2 * BOX_BLOCKS) load(pair + 1);
+                multiply_pair(acc, buffers[pair % 2]);
             }
             if constexpr (REFILLED) {
                 // Without the fence the copy engine may overwrite the box while its last words are still being read.
@@ -267,9 +292,12 @@ __device__ __forceinline__ void multiply_tiles(Sum* sums, u32 base, u32 full, u3
             }
             if (++stage == (group + 1) * STAGES) stage = group * STAGES, parity ^= 1;
         }
-        if (row < R && 2 * quad < LINES) {
-            Sum* to = sums + ((split * R + row) * MAX_TILES + tile) * 8 + 2 * quad;
-            to[0] = acc[0], to[1] = acc[1];
+        // This thread has outputs 2 quad and 2 quad + 1 of rows `row` and `row` + 8 of A; they belong to this split of the warp:
+        const int half = 2 * quad / LINES;
+        const bool upper = SPLITS * R > 8 && half == 1;  // whose rows are 8 to 15 of A
+        if (upper || (row < SPLITS * R && row / R == half)) {
+            Sum* to = sums + (((first_split + half) * R + x_row) * MAX_TILES + tile) * 8 + 2 * quad % LINES;
+            to[0] = upper ? acc[2] : acc[0], to[1] = upper ? acc[3] : acc[1];
         }
     }
 }
@@ -295,13 +323,11 @@ __device__ __forceinline__ u32 gated(float gate_sum, float up_sum) {
 // x [R, K], norm [K] (with NORM), out [R, N]: bfloat16. Without NORM, out holds the residual. scales [N] or [2 N].
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     few_rows_linear(const u16* x, const __grid_constant__ TensorMap map, const float* scales, const u16* norm, u16* out, float eps) {
-    extern __shared__ unsigned char unaligned[];
-    const u32 base = (shared_address(unaligned) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    unsigned char* memory = unaligned + (base - shared_address(unaligned));
-    const u32 full = base + BARRIERS_AT, empty = full + 8 * GROUPS * STAGES;
+    extern __shared__ __align__(1024) unsigned char memory[];  // the pattern of the swizzle
+    const u32 base = shared_address(memory), full = base + BARRIERS_AT, empty = full + 8 * GROUPS * STAGES;
     const int first = (int)((long long)TILES * blockIdx.x / gridDim.x), last = (int)((long long)TILES * (blockIdx.x + 1) / gridDim.x);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < GROUPS * STAGES; ++i) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, 4);
+        for (int i = 0; i < GROUPS * STAGES; ++i) barrier_init(full + 8 * i, 1), barrier_init(empty + 8 * i, GROUP_WARPS);
         barriers_ready();
     }
     __syncthreads();
@@ -338,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     store_rows<0, (R < 4 ? R : 4)>(memory, x, norm_chunks, eps, row_scales);
     if constexpr (R > 4) store_rows<4, R>(memory, x, norm_chunks, eps, row_scales);
     Sum* sums = (Sum*)(memory + SUMS_AT);
-    multiply_tiles(sums, base, full, empty, threadIdx.x / 128, last - first);
+    multiply_tiles(sums, base, full, empty, threadIdx.x / (32 * GROUP_WARPS), last - first);
     sync_consumers();
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {
