@@ -34,6 +34,10 @@ class DeviceTimes:
         graphs = -(-prompt_tokens // PROMPT_GRAPH_TOKENS)
         return frames + self.prompt * graphs + self.prompt_token * prompt_tokens
 
+    def of_frame(self, rows: int) -> float:
+        """Return the seconds of a frame graph. About half of what a sequence adds to a step is its audio."""
+        return self.step + self.row / 2 * rows
+
 
 DEVICES = {
     "s1-mini": DeviceTimes("tiny", 1.06e-3, 0.035e-3, 0.6e-3, 3.6e-6, 2048),
@@ -97,4 +101,5 @@ def emulate_device(times: DeviceTimes, frames: int) -> None:
     # As with graphs: audio is collected in the next step.
     AudioDecoder.overlap = property(lambda _: True, lambda _, value: None)  # type: ignore[method-assign, assignment]
     FallbackRunner.__init__ = build  # type: ignore[method-assign]
+    FallbackRunner.frame_seconds = property(lambda runner: times.of_frame(len(runner._eager.tables)))  # type: ignore[method-assign, assignment]
     FallbackRunner.token_seconds = property(lambda _: times.of_step(0, PROMPT_GRAPH_TOKENS) / PROMPT_GRAPH_TOKENS)  # type: ignore[method-assign, assignment]

@@ -213,8 +213,9 @@ class SpeechBody(Body):
     latency: Annotated[
         Literal["low", "balanced", "normal"] | None,
         Field(
-            description="First chunk of a stream: low 2 frames, balanced 0.46 s, normal 0.93 s. low and balanced "
-            "stream, normal returns the audio whole; `streaming` takes precedence. Default: whole, or 2 frames."
+            description="First chunk of a stream: low one or two frames (one where the GPU is fast), balanced 0.46 s, "
+            "normal 0.93 s. low and balanced stream, normal returns the audio whole; `streaming` takes precedence. "
+            "Default: whole, or as low."
         ),
     ] = None
     streaming: Annotated[
@@ -264,9 +265,9 @@ class SpeechBody(Body):
 
     def first_chunk_frames(self, frame_rate: float) -> int | None:
         """Return the frames of the first chunk that `latency` chooses; None: the engine's setting."""
-        if self.latency is None:
+        if self.latency in (None, "low"):
             return None
-        return 2 if self.latency == "low" else round(FIRST_CHUNK_SECONDS[self.latency] * frame_rate)
+        return round(FIRST_CHUNK_SECONDS[self.latency] * frame_rate)
 
     def ignored(self) -> tuple[str, ...]:
         """Return the names of what the body asks for without effect."""

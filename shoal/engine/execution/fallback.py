@@ -84,6 +84,12 @@ class FallbackRunner:
         return launcher.token_seconds if isinstance(launcher, FusedRunner) else math.inf
 
     @property
+    def frame_seconds(self) -> float:
+        """Return the time of a frame of every slot on the current backend; infinite if it is not measured."""
+        launcher = self.runner.launcher
+        return launcher.frame_seconds if isinstance(launcher, FusedRunner) else math.inf
+
+    @property
     def dropped(self) -> list[str]:
         """Return kind, size and reason of the sizes that the current backend leaves out."""
         launcher = self.runner.launcher

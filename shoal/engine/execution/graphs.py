@@ -86,7 +86,8 @@ class FusedRunner(FixedSizeRunner):
         prefills = {rows: FusedPrefill(model, kv, tables, rows) for rows in sorted(prompts)}
         self._prompts = GraphSizes("prompt graph", prefills)
         self.token_budget = DEFAULT_TOKEN_BUDGET
-        self.token_seconds = math.inf  # of a prompt token in the largest graph; infinite: not measured
+        # Of a prompt token in the largest graph, and of a frame of every slot; infinite: not measured.
+        self.token_seconds = self.frame_seconds = math.inf
         if capture or check:
             self._build(capture=capture)
 
@@ -146,6 +147,7 @@ class FusedRunner(FixedSizeRunner):
         self._build_reader(context)
         if context is not None:
             self._measure_prompts()
+            self._measure_frames()
             self._add_large_prompts(context)
 
     def _measure_prompts(self) -> None:
@@ -154,6 +156,13 @@ class FusedRunner(FixedSizeRunner):
         seconds = self._prompts[size].replay_seconds(TIMED_REPLAYS)
         self.token_budget, self.token_seconds = affordable_tokens(seconds, size), seconds / size
         logger.info("a step computes up to %d prompt tokens; %d take %.1f ms", self.token_budget, size, seconds * 1e3)
+
+    def _measure_frames(self) -> None:
+        """Measure a frame of every slot, without context: the size of first chunks depends on it."""
+        slots, largest = len(self.eager.tables), max(self._frames)
+        graphs = -(-slots // largest)  # more than one where the largest size failed
+        self.frame_seconds = graphs * self._frames[largest].replay_seconds(TIMED_REPLAYS)
+        logger.info("a frame of %d sequences takes %.1f ms", slots, self.frame_seconds * 1e3)
 
     def _add_large_prompts(self, context: CaptureContext) -> None:
         eager, tables = self.eager, self._tables.target

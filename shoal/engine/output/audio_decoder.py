@@ -96,7 +96,8 @@ class AudioDecoder:
         self.seconds = 0.0  # host time spent launching calls and waiting for them
         self.failures = 0  # utterances in a row that the codec could not decode alone either
         self.reasons: dict[CodecBackend, str] = {}  # why a backend is not used
-        self._slots, self._first, self._max_frames, self._overlap = slots, first_frames, max_frames, overlap
+        self.first_frames = first_frames  # of the first chunk, unless a request asks for another number
+        self._slots, self._max_frames, self._overlap = slots, max_frames, overlap
         self._backends, self._retry, self._native = backends, RetryTimer(clock), native
         self._built: dict[CodecBackend, AnyDecoder] = {}
         self._worked = False  # whether a call succeeded since a size was left out
@@ -284,7 +285,7 @@ class AudioDecoder:
         if utterance.whole:
             return self._max_frames
         lead = utterance.sent - (self.clock() - utterance.first_sent) * self.codec.config.frame_rate
-        first = min(utterance.first_frames or self._first, self._max_frames)
+        first = min(utterance.first_frames or self.first_frames, self._max_frames)
         return chunk_frames(utterance.sent, lead, first, self._max_frames)
 
     def _start(self, chunks: list[PlannedChunk]) -> Fetch:

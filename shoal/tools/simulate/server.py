@@ -1,12 +1,14 @@
 """One simulated GPU: the real scheduler and block pool, with a device that only takes time."""
 
+import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 
 import numpy as np
 
 from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
-from shoal.engine.output.chunks import chunk_frames
+from shoal.engine.output.chunks import chunk_frames, first_chunk_frames
 from shoal.engine.scheduling.blocks import BlockPool
 from shoal.engine.scheduling.scheduler import Scheduler, StepOutput, frame_pause
 from shoal.engine.scheduling.sequence import Sequence, Tokens
@@ -27,6 +29,12 @@ class Fleet:
     voice_tokens: int = 250  # prompt tokens of the voice; shared by its requests through the prefix cache
     text_tokens: int = 50  # prompt tokens of the text; different in every request
     max_tokens: int = 8192  # maximum length of a sequence
+
+    @cached_property
+    def first_frames(self) -> int:
+        """Frames of the first chunk. Only engines whose codec packs its calls measure the time of their steps."""
+        step = self.costs.step.at(self.config.slots) if self.costs.packed else math.inf
+        return self.config.first_chunk_frames or first_chunk_frames(self.costs.frame_rate, step)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,9 +149,8 @@ class SimulatedServer:
         """Return 0 until the backlog is as long as the next chunk; the whole backlog at the end."""
         config, backlog = self.fleet.config, frames - request.decoded
         played = (self._now - (request.first_audio or self._now)) * self.fleet.costs.frame_rate
-        wanted = chunk_frames(
-            request.decoded, request.decoded - played, config.first_chunk_frames, config.max_chunk_frames
-        )
+        first = self.fleet.first_frames
+        wanted = chunk_frames(request.decoded, request.decoded - played, first, config.max_chunk_frames)
         return backlog if ended or backlog >= wanted else 0
 
     def _prompt(self, request: SimulatedRequest) -> Tokens:

@@ -54,14 +54,17 @@ def test_the_setting_wins_over_the_measured_budget(tiny: Checkpoint) -> None:
 def test_the_budget_follows_the_backend_in_use(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     core = EngineCore(tiny, CONFIG)
     assert budget_of(core) == DEFAULT_TOKEN_BUDGET
-    eager, fast = core.runner.runner.launcher, SimpleNamespace(token_budget=2048, token_seconds=4.5e-6)
+    eager = core.runner.runner.launcher
+    fast = SimpleNamespace(token_budget=2048, token_seconds=4.5e-6, frame_seconds=2e-3)
     monkeypatch.setattr("shoal.engine.execution.fallback.FusedRunner", SimpleNamespace)
     core.runner.runner.launcher = fast  # type: ignore[assignment]
     assert budget_of(core) == 2048
     assert core.scheduler.frame_pause == 0.5 / tiny.codec.config.frame_rate
+    assert core.audio_decoder.first_frames == 1
     core.runner.runner.launcher = eager
     assert budget_of(core) == DEFAULT_TOKEN_BUDGET
     assert core.scheduler.frame_pause == 0.0
+    assert core.audio_decoder.first_frames == 2
 
 
 @pytest.mark.parametrize(
@@ -100,14 +103,17 @@ def test_large_prompt_graphs_write_the_bits_of_several_small_ones(monkeypatch: p
 
 
 @pytest.mark.gpu
-def test_graphs_measure_their_prompts_at_start() -> None:
+def test_graphs_measure_their_prompts_and_frames_at_start() -> None:
     core = EngineCore(random_checkpoint("s1-mini", device="cuda", encoder=False), replace(CONFIG, backend="graph"))
+    assert core.audio_decoder.first_frames == 1 or core.runner.frame_seconds > 5e-3
     launcher = core.runner.runner.launcher
     assert isinstance(launcher, FusedRunner)
     size = max(launcher.graphs[1])
     seconds = launcher.graphs[1][size].replay_seconds(5)
     assert 0 < seconds < 1
     assert launcher.token_seconds == pytest.approx(seconds / size, rel=0.5)
+    frames = launcher.graphs[0]
+    assert launcher.frame_seconds == pytest.approx(frames[max(frames)].replay_seconds(5), rel=0.5)
     assert launcher.token_budget % DEFAULT_TOKEN_BUDGET == 0
     assert launcher.token_budget <= max(DEFAULT_TOKEN_BUDGET, 1.5 * PREFILL_SECONDS / seconds * size)
     assert torch.cuda.is_current_stream_capturing() is False

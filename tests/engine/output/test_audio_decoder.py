@@ -126,6 +126,18 @@ def test_chunks_are_cut_at_the_same_places_whatever_the_speed(tiny: Checkpoint, 
     assert listener.chunks[:9] == [2, 2, 2, 3, 4, 6, 9, 14, 16]
 
 
+@pytest.mark.parametrize("speed", [5.0, 300.0])
+def test_a_first_chunk_of_one_frame_is_followed_by_the_next_frame(tiny: Checkpoint, speed: float) -> None:
+    clock = FakeClock()
+    listener = Listener(audio_decoder(tiny, clock, first=1, max_frames=16), clock, utterance(0))
+    for _ in range(100):
+        clock.now += 1 / (speed * tiny.codec.config.frame_rate)
+        listener.speaker.codes.append(NO_TOKENS[0, 1:])
+        listener.hear()
+        assert listener.lead > 0
+    assert listener.chunks[:9] == [1, 1, 2, 2, 3, 4, 6, 9, 14]
+
+
 def test_whole_utterances_are_decoded_in_the_largest_chunks(tiny: Checkpoint) -> None:
     decoder, speaker = audio_decoder(tiny, max_frames=8), utterance(0, codes(7), whole=True)
     assert decoder.next_chunk(speaker, ended=False) is None
