@@ -90,10 +90,12 @@ def main() -> None:
         "--frame-pause",
         type=float,
         default=scheduler.FRAME_PAUSE,
-        help="frames that streams wait while prompts are computed",
+        help="frames that streams wait while a step computes prompts",
     )
     given = parser.parse_args()
     scheduler.FRAME_PAUSE = given.frame_pause
+    if not given.frame_pause:
+        scheduler.MAX_PAUSING_PREFILL_SECONDS = 0.0
     sizes = [int(size) for size in given.voices.split(",")]
     core = emulated_core(given.device, max(given.clients, *sizes))
     closed_loop(core, 8, 4, 1)  # warm-up

@@ -13,6 +13,7 @@ import numpy as np
 
 FRAME_LENGTH = 2048
 PROMPT_GRAPH_TOKENS = 512
+LARGE_PROMPT_TIME = 0.91  # of a graph of 1,024 or 2,048 tokens, compared with several of 512
 # Seconds of a codec call and of each of its frames beside a step of the model, whose time includes them.
 CODEC_SECONDS, CODEC_FRAME_SECONDS = 0.65e-3, 0.02e-3
 
@@ -24,15 +25,27 @@ class DeviceTimes:
     size: str  # of the random model whose prompts and frames are emulated: tiny or tiny-s2
     step: float  # of a step that samples frames
     row: float  # of each sequence of such a step
-    prompt: float  # of each prompt graph, which computes up to 512 tokens
+    prompt: float  # of each prompt graph of up to 512 tokens
     prompt_token: float
     token_budget: int
+    large_prompts: tuple[int, ...]  # sizes of larger prompt graphs, largest first
 
     def of_step(self, sampled: int, prompt_tokens: int) -> float:
         """Return the seconds of a step."""
         frames = self.step + self.row * sampled if sampled else 0.0
-        graphs = -(-prompt_tokens // PROMPT_GRAPH_TOKENS)
-        return frames + self.prompt * graphs + self.prompt_token * prompt_tokens
+        return frames + self.of_prompts(prompt_tokens)
+
+    def of_prompts(self, tokens: int) -> float:
+        """Return the seconds of the prompt graphs of a step: the largest that are full, then one for the rest."""
+        seconds = 0.0
+        for size in self.large_prompts:
+            count, tokens = divmod(tokens, size)
+            seconds += count * LARGE_PROMPT_TIME * self.of_graphs(size)
+        return seconds + self.of_graphs(tokens)
+
+    def of_graphs(self, tokens: int) -> float:
+        """Return the seconds of prompt graphs of at most 512 tokens."""
+        return self.prompt * -(-tokens // PROMPT_GRAPH_TOKENS) + self.prompt_token * tokens
 
     def of_frame(self, rows: int) -> float:
         """Return the seconds of a frame graph. About half of what a sequence adds to a step is its audio."""
@@ -40,9 +53,9 @@ class DeviceTimes:
 
 
 DEVICES = {
-    "s1-mini": DeviceTimes("tiny", 1.06e-3, 0.035e-3, 0.6e-3, 3.6e-6, 2048),
-    "s2-pro": DeviceTimes("tiny-s2", 5.2e-3, 0.035e-3, 0.0, 22e-6, 512),
-    "s2-pro-w8a8": DeviceTimes("tiny-s2", 3.63e-3, 0.035e-3, 0.0, 15.5e-6, 512),
+    "s1-mini": DeviceTimes("tiny", 1.06e-3, 0.035e-3, 0.6e-3, 3.6e-6, 2048, (2048, 1024)),
+    "s2-pro": DeviceTimes("tiny-s2", 5.2e-3, 0.035e-3, 0.0, 22e-6, 512, (1024,)),
+    "s2-pro-w8a8": DeviceTimes("tiny-s2", 3.63e-3, 0.035e-3, 0.0, 15.5e-6, 512, (1024,)),
 }
 
 

@@ -23,7 +23,7 @@ from shoal.engine.output.chunks import first_chunk_frames
 from shoal.engine.request_tracker import RequestStats, RequestTracker
 from shoal.engine.scheduling.blocks import BlockPool, BlockStats
 from shoal.engine.scheduling.policy import admission_policy
-from shoal.engine.scheduling.scheduler import Batch, Scheduler, SchedulerStats, StepOutput, frame_pause
+from shoal.engine.scheduling.scheduler import Batch, Scheduler, SchedulerStats, StepOutput, burst_tokens
 from shoal.engine.scheduling.sequence import Sequence
 from shoal.engine.utterance import Event, Turn, Utterance
 from shoal.errors import GenerationFailed, InvalidRequest
@@ -176,7 +176,7 @@ class EngineCore:
         # Read at every step: the backend may have changed since the last one.
         self.scheduler.token_budget = budget = self.config.token_budget or self.runner.token_budget
         frame_rate = self.checkpoint.codec.config.frame_rate
-        self.scheduler.frame_pause = frame_pause(frame_rate, budget * self.runner.token_seconds)
+        self.scheduler.burst_tokens = burst_tokens(frame_rate, budget, self.runner.token_seconds)
         self.audio_decoder.first_frames = self._first_chunk_frames()
         suspect = self._suspect()
         if suspect is not None and suspect.slot < 0 and not self.scheduler.has_free_slot:

@@ -188,14 +188,12 @@ def test_output_is_the_same_while_frames_wait_for_the_prompts_of_a_burst(
 ) -> None:
     """Frames wait only where the backend computes the prompts of a step in a quarter of a frame."""
     monkeypatch.setattr(FallbackRunner, "token_seconds", token_seconds)
-    clock = FakeClock()
-    core = EngineCore(either.checkpoint, replace(PLAIN, token_budget=7, backend=backend), clock)
+    core = EngineCore(either.checkpoint, replace(PLAIN, token_budget=7, backend=backend))
     run_with_lag(core, 1)
     waited = list[bool]()
     postpone = core.scheduler._postpone_frames
 
     def note(eligible: list[Sequence], budget: int) -> bool:
-        clock.now += 0.005
         waited.append(postpone(eligible, budget))
         return waited[-1]
 

@@ -28,11 +28,12 @@ from shoal.model.slow import Head
 logger = logging.getLogger(__name__)
 
 PROMPTS = (32, 64, 96, 128, 192, 256, 384, 512)
-# Captured only where a step computes so many tokens. The kernels have the tiles of 512 tokens, and so their bits.
+# Captured only where a step of a burst computes so many. The kernels have the tiles of 512 tokens, and so their bits.
 LARGE_PROMPTS = (1024, 2048)
 # Time that the prompts of a step may take: a quarter of a frame of audio, which running streams have in reserve. More
 # tokens per step do not start a burst of 64 requests sooner on an H200, and delay those that follow.
 PREFILL_SECONDS = 0.012
+BURST_SECONDS = 0.024  # of a step without frames (`scheduler.burst_tokens`)
 MAX_TOKEN_BUDGET = 4096
 TIMED_REPLAYS = 3
 
@@ -167,7 +168,7 @@ class FusedRunner(FixedSizeRunner):
     def _add_large_prompts(self, context: CaptureContext) -> None:
         eager, tables = self.eager, self._tables.target
         for size in LARGE_PROMPTS:
-            if max(PROMPTS) < size <= self.token_budget:
+            if max(PROMPTS) < size <= max(self.token_budget, BURST_SECONDS / self.token_seconds):
                 self._prompts.add(size, FusedPrefill(eager.model, eager.kv, tables, size), context)
 
     def _build_reader(self, context: CaptureContext | None) -> None:

@@ -4,7 +4,6 @@ Pure bookkeeping without tensors. Invariants: a block has one writer, every sequ
 sequence is recomputed to the same result.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.config import DEFAULT_TOKEN_BUDGET
 from shoal.engine.memory.concurrency_limit import ConcurrencyLimit
 from shoal.engine.scheduling.blocks import BlockPool
 from shoal.engine.scheduling.fair_queue import FairQueue
@@ -84,7 +84,7 @@ class SchedulerStats:
     preempted: int = 0
 
 
-# Frames of audio that streams may wait for their next frame while the prompts of a burst are computed: with the steps
+# Frames of audio that streams may wait for their next frame while a step computes prompts of a burst: with the steps
 # before and after, less than playback takes.
 FRAME_PAUSE = 0.5
 # Streams do not wait on a device that takes longer than this for the prompts of one step.
@@ -96,12 +96,16 @@ MIN_PREFILL_PER_DECODE = 2
 BUDGET_PER_DECODE = 256
 
 
-def frame_pause(frame_rate: float, prefill_seconds: float) -> float:
-    """Return how many seconds frames may wait for the prompts of a burst; `prefill_seconds` are those of one step.
+def burst_tokens(frame_rate: float, token_budget: int, token_seconds: float) -> int:
+    """Return the prompt tokens of a step for which frames wait; 0 where frames do not wait.
 
-    Not at all where these are too many: a stream would get its frames later than it plays them.
+    They do not where the prompts of any step take too long: a stream would get its frames later than it plays them.
     """
-    return FRAME_PAUSE / frame_rate if prefill_seconds <= MAX_PAUSING_PREFILL_SECONDS else 0.0
+    if not 0 < token_budget * token_seconds <= MAX_PAUSING_PREFILL_SECONDS:
+        return 0
+    tokens = FRAME_PAUSE / frame_rate / token_seconds
+    # Graphs have multiples of this size.
+    return max(token_budget, round(tokens / DEFAULT_TOKEN_BUDGET) * DEFAULT_TOKEN_BUDGET)
 
 
 def _prompt_tokens(sequence: Sequence) -> int:
@@ -124,18 +128,18 @@ class Scheduler:
         token_budget: int,
         stop_id: int,
         max_tokens: int,
-        frame_pause: float = 0.0,
+        burst_tokens: int = 0,
         policy: AdmissionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`frame_pause` is the time in seconds that running sequences may wait for a frame while prompts are computed.
+        """While more prompt tokens wait than a step computes, as in a burst, frames wait for every other step.
 
-        It applies only while more prompt tokens wait than a step computes, as in a burst.
+        That step computes up to `burst_tokens`; with 0 frames never wait.
         """
         self.pool = pool
         self.stop_id = stop_id
         self.token_budget = token_budget
-        self.frame_pause = frame_pause
+        self.burst_tokens = burst_tokens
         self.policy = policy or Continuous()
         self.clock = clock
         self.stats = SchedulerStats()
@@ -146,7 +150,7 @@ class Scheduler:
         self._free_slots = list(reversed(range(slots)))
         self._waiting_since: dict[int, float] = {}
         self._arrivals = 0
-        self._sampled = -math.inf  # time of the last plan that did not postpone frames
+        self._postponed = False  # whether frames waited for the last plan
         self._prefixes = PrefixesInFlight()
 
     @property
@@ -190,7 +194,9 @@ class Scheduler:
         eligible = [alone] if alone in self.running else list(self.running)
         ready = [each for each in eligible if each.decoding and not each.exhausted and each.finish is None]
         budget = self.prefill_budget(len(ready))
-        sampling = not self._postpone_frames(eligible, budget)
+        if self._postpone_frames(eligible, budget):
+            budget = max(budget, self.burst_tokens)
+        sampling = not self._postponed
         decodes = self._plan_decodes(ready) if sampling else []
         prefills = self._plan_prefills(eligible, budget, sampling=sampling)
         while orphans := self._prefixes.orphans():
@@ -264,13 +270,11 @@ class Scheduler:
         """Return whether a step computes prompts only: more tokens wait than `budget`, and frames can wait as well.
 
         The prompts of a burst end sooner then, because a step that samples takes nearly as long for few sequences as
-        for many. Running streams are ahead of playback; they get their next frame within `frame_pause` and a step.
+        for many. Running streams are ahead of playback; they get their next frame with the step after this one.
         """
-        now = self.clock()
-        if now - self._sampled < self.frame_pause and sum(map(_prompt_tokens, eligible)) > budget:
-            return True
-        self._sampled = now
-        return False
+        wait = self.burst_tokens > 0 and not self._postponed
+        self._postponed = wait and sum(map(_prompt_tokens, eligible)) > budget
+        return self._postponed
 
     def _plan_decodes(self, ready: list[Sequence]) -> list[tuple[Sequence, int]]:
         planned = []

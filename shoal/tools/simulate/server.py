@@ -10,7 +10,7 @@ import numpy as np
 from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.output.chunks import chunk_frames, first_chunk_frames
 from shoal.engine.scheduling.blocks import BlockPool
-from shoal.engine.scheduling.scheduler import Scheduler, StepOutput, frame_pause
+from shoal.engine.scheduling.scheduler import Scheduler, StepOutput, burst_tokens
 from shoal.engine.scheduling.sequence import Sequence, Tokens
 from shoal.speech import SamplingParams
 from shoal.tools.simulate.costs import EngineCosts
@@ -86,7 +86,7 @@ class SimulatedServer:
             token_budget=budget,
             stop_id=STOP_ID,
             max_tokens=fleet.max_tokens,
-            frame_pause=frame_pause(fleet.costs.frame_rate, budget * fleet.costs.token),
+            burst_tokens=burst_tokens(fleet.costs.frame_rate, budget, fleet.costs.token),
             clock=lambda: self._now,
         )
 
@@ -148,8 +148,8 @@ class SimulatedServer:
     def _frames_to_decode(self, request: SimulatedRequest, frames: int, *, ended: bool) -> int:
         """Return 0 until the backlog is as long as the next chunk; the whole backlog at the end."""
         config, backlog = self.fleet.config, frames - request.decoded
-        played = (self._now - (request.first_audio or self._now)) * self.fleet.costs.frame_rate
         first = self.fleet.first_frames
+        played = (self._now - (request.first_audio or self._now)) * self.fleet.costs.frame_rate
         wanted = chunk_frames(request.decoded, request.decoded - played, first, config.max_chunk_frames)
         return backlog if ended or backlog >= wanted else 0
 

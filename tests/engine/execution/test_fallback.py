@@ -118,7 +118,7 @@ def test_a_backend_that_cannot_be_built_is_skipped(
     def refuse(*_: object, **__: object) -> None:
         raise kind("no such device")
 
-    monkeypatch.setattr("shoal.engine.execution.fallback.FusedRunner", refuse)
+    monkeypatch.setattr(FusedRunner, "__init__", refuse)
     monkeypatch.setattr("shoal.engine.execution.fallback.PlainGraphRunner", refuse)
     monkeypatch.setattr("shoal.engine.execution.fallback.NativeRunner", refuse)
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False, backend="graph"))

@@ -19,7 +19,7 @@ from shoal.engine.execution.graphs import (
     FusedRunner,
     affordable_tokens,
 )
-from shoal.engine.scheduling.scheduler import frame_pause
+from shoal.engine.scheduling.scheduler import burst_tokens
 from shoal.engine.utterance import Turn, Utterance
 from shoal.speech import SamplingParams
 
@@ -59,25 +59,28 @@ def test_the_budget_follows_the_backend_in_use(tiny: Checkpoint, monkeypatch: py
     monkeypatch.setattr("shoal.engine.execution.fallback.FusedRunner", SimpleNamespace)
     core.runner.runner.launcher = fast  # type: ignore[assignment]
     assert budget_of(core) == 2048
-    assert core.scheduler.frame_pause == 0.5 / tiny.codec.config.frame_rate
+    assert core.scheduler.burst_tokens == burst_tokens(tiny.codec.config.frame_rate, 2048, 4.5e-6) > 2048
     assert core.audio_decoder.first_frames == 1
     core.runner.runner.launcher = eager
     assert budget_of(core) == DEFAULT_TOKEN_BUDGET
-    assert core.scheduler.frame_pause == 0.0
+    assert core.scheduler.burst_tokens == 0
     assert core.audio_decoder.first_frames == 2
 
 
 @pytest.mark.parametrize(
-    ("milliseconds", "expected"),
+    ("milliseconds", "budget", "expected"),
     [
-        pytest.param(9.2, 0.02, id="S1-mini on an H200"),
-        pytest.param(11.8, 0.02, id="S2-Pro on an H200"),
-        pytest.param(40.0, 0.0, id="a slow card"),
-        pytest.param(math.inf, 0.0, id="not measured"),
+        pytest.param(2.3, 2048, 5120, id="S1-mini on an H200"),
+        pytest.param(11.6, 512, 1024, id="S2-Pro on an H200"),
+        pytest.param(7.9, 512, 1536, id="S2-Pro with w8a8 on an H200"),
+        pytest.param(2.3, 6144, 0, id="a setting that takes longer than frames may wait"),
+        pytest.param(40.0, 512, 0, id="a slow card"),
+        pytest.param(math.inf, 512, 0, id="not measured"),
+        pytest.param(0.0, 512, 0, id="prompts that cost nothing"),
     ],
 )
-def test_frames_wait_for_prompts_only_where_these_take_little_time(milliseconds: float, expected: float) -> None:
-    assert frame_pause(25.0, milliseconds / 1e3) == expected
+def test_frames_wait_for_as_many_tokens_as_take_half_a_frame(milliseconds: float, budget: int, expected: int) -> None:
+    assert burst_tokens(21.5, budget, milliseconds / 1e3 / 512) == expected
 
 
 @pytest.mark.gpu

@@ -53,10 +53,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1, 3, 7, 64]),
         caching=st.booleans(),
         policy=st.sampled_from([Continuous(), Dynamic(2, 0.05), Static(3)]),
-        frame_pause=st.sampled_from([0.0, 0.2]),
+        burst_tokens=st.sampled_from([0, 20]),
     )
     def open(
-        self, blocks: int, slots: int, budget: int, caching: bool, policy: AdmissionPolicy, frame_pause: float
+        self, blocks: int, slots: int, budget: int, caching: bool, policy: AdmissionPolicy, burst_tokens: int
     ) -> None:
         self.clock = FakeClock()
         self.pool = BlockPool(blocks, SIZE, caching=caching)
@@ -66,7 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             token_budget=budget,
             stop_id=STOP_ID,
             max_tokens=MAX_LENGTH,
-            frame_pause=frame_pause,
+            burst_tokens=burst_tokens,
             policy=policy,
             clock=self.clock,
         )
@@ -396,41 +396,36 @@ def test_blocks_that_a_failed_step_should_have_computed_are_not_in_the_prefix_ca
     assert prefill.start % SIZE == 0
 
 
-def pausing(clock: FakeClock, budget: int = 8) -> Scheduler:
-    """Return a scheduler whose frames may wait for 0.1 s."""
+def pausing(budget: int = 8) -> Scheduler:
+    """Return a scheduler whose frames wait for steps of up to 16 prompt tokens."""
     pool = BlockPool(60, SIZE)
-    return Scheduler(
-        pool, slots=8, token_budget=budget, stop_id=-1, max_tokens=MAX_LENGTH, frame_pause=0.1, clock=clock
-    )
+    return Scheduler(pool, slots=8, token_budget=budget, stop_id=-1, max_tokens=MAX_LENGTH, burst_tokens=16)
 
 
-def test_frames_wait_for_the_prompts_of_a_burst_but_not_longer_than_the_pause() -> None:
-    clock = FakeClock()
-    line = pausing(clock)
+def test_frames_wait_for_the_prompts_of_a_burst_at_every_other_step() -> None:
+    line = pausing()
     device = CheckingDevice(line)
     line.add(sequence(0, tokens=5, frames=30))
     drew(device, steps=2)
     for id in range(1, 5):
         line.add(sequence(id, tokens=9, frames=30))
     planned = []
-    for _ in range(6):
+    for _ in range(5):
         batch = line.plan()
         planned.append((spans(batch), [each.id for each, _ in batch.sampled()]))
         device.launch(batch)
         line.commit(device.collect())
-        clock.now += 0.06
     assert planned == [
-        ([(1, 0, 8)], []),  # 32 tokens wait, the last ones of the prompts not counted; a step computes 8
-        ([(2, 0, 8)], []),
-        ([(1, 8, 9), (2, 8, 9), (3, 0, 6)], [1, 2, 0]),  # after 0.12 s
-        ([(3, 6, 8), (4, 0, 6)], []),
-        ([(3, 8, 9), (4, 6, 9)], [3, 4, 0, 1, 2]),  # the rest fits into a step
+        ([(1, 0, 8), (2, 0, 8)], []),  # 32 tokens wait, the last ones of the prompts not counted
+        ([(1, 8, 9), (2, 8, 9), (3, 0, 6)], [1, 2, 0]),  # a step with frames computes 8
+        ([(3, 6, 8), (4, 0, 8)], []),
+        ([(3, 8, 9), (4, 8, 9)], [3, 4, 0, 1, 2]),  # the rest fits into a step
         ([], [0, 1, 2, 3, 4]),
     ]
 
 
 def test_prompts_that_a_step_can_compute_delay_no_frame() -> None:
-    line = pausing(FakeClock())
+    line = pausing()
     device = CheckingDevice(line)
     line.add(sequence(0, tokens=5, frames=30))
     drew(device, steps=2)
@@ -439,7 +434,7 @@ def test_prompts_that_a_step_can_compute_delay_no_frame() -> None:
 
 
 def test_a_sequence_that_shares_blocks_in_flight_is_in_the_batch_although_its_frame_waits() -> None:
-    line = pausing(FakeClock(), budget=16)
+    line = pausing(budget=16)
     device = CheckingDevice(line, lag=1)
     drew(device)  # the time of the last frame
     for id in range(3):

@@ -14,6 +14,6 @@ def test_first_audio_and_throughput_of_an_emulated_device_are_printed() -> None:
     burst, clients = lines
     found = re.fullmatch(r"2 at once: first audio P50 (\d+) ms, P95 (\d+) ms, (\d+) audio-s/s, \d+ stalled", burst)
     assert found is not None
-    # Two prompts of 146 tokens, 48 of them common, and two frames: 5.4 ms, and at least 5.2 ms for each frame.
-    assert int(found[1]) >= 15
+    # Two prompts of 146 tokens, 48 of them common: 5.4 ms. The first chunk has one frame: at least 5.2 ms.
+    assert int(found[1]) >= 10
     assert re.match(r"2 clients: \d+ audio-s/s; \d+ requests/s at random: first audio P50 \d+ ms", clients)
