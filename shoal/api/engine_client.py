@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,15 @@ DEFAULT_RULES = TextRules()
 logger = logging.getLogger(__name__)
 
 
+class AudioStream(Protocol):
+    """Chunks as they are generated: an async generator or `ReplyStream`."""
+
+    def __aiter__(self) -> AsyncIterator[AudioChunk]: ...
+    def __anext__(self) -> Awaitable[AudioChunk]: ...
+    def aclose(self) -> Awaitable[None]:
+        """Cancel the request unless it has ended."""
+
+
 class SpeechService(Protocol):
     """An engine in this process, in a child process or on a cluster."""
 
@@ -36,8 +45,8 @@ class SpeechService(Protocol):
     @property
     def sample_rate(self) -> int: ...
 
-    def speak(self, request: SpeechRequest, deadline: float | None = None) -> AsyncGenerator[AudioChunk, None]:
-        """Yield chunks as they are generated. Closing the generator cancels the request.
+    def speak(self, request: SpeechRequest, deadline: float | None = None) -> AudioStream:
+        """Return the chunks of a request, which may be submitted now or when the first chunk is awaited.
 
         `deadline` is absolute, in `time.monotonic()` seconds; without it the request's timeout starts now.
         """

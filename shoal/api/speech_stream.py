@@ -9,19 +9,19 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 
 from shoal.api.accounting import RequestAccounting, expected_seconds
 from shoal.api.config import SlowReaderPolicy
-from shoal.api.engine_client import SpeechService
+from shoal.api.engine_client import AudioStream
 from shoal.api.exceptions import ClientDisconnected, SlowReader
 from shoal.api.output import OutputEncoder
 from shoal.api.requests import SpeechJob
 from shoal.api.state import ServerState
 from shoal.api.word_events import WordScale
 from shoal.errors import DeadlineExceeded, ShoalError
-from shoal.speech import AudioChunk, Samples, SpeechRequest, Word
+from shoal.speech import AudioChunk, Samples, Word
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,10 @@ class ByteBuffer:
 
 
 class SpeechStream:
-    """One job in flight; starts immediately. Raises what RequestAccounting raises when it is not admitted."""
+    """One job in flight; submitted to the engine immediately.
+
+    Raises what RequestAccounting raises when it is not admitted, and what the engine raises when it refuses the job.
+    """
 
     def __init__(self, state: ServerState, job: SpeechJob) -> None:
         limits = state.config.limits
@@ -92,12 +95,14 @@ class SpeechStream:
         expected = expected_seconds(job.request, job.engine.frame_rate)
         self.accounting = RequestAccounting(state, job.api, job.key, job.id, expected_seconds=expected)
         self._deadline = job.request.deadline_from(self.accounting.started)
+        chunks = self._submit()
         self._recorder = state.kept_speech.record(job.key.name, job.id, job.request.text)
         self.buffer = ByteBuffer(limits.buffer_bytes, limits.slow_reader)
         self._encoding_seconds = state.metrics.encoding_seconds.labels(job.output.format)
         self._words: list[Word] = []  # words that have not been taken
         self._scale = WordScale(job.output.speed, characters=-job.prefix)
-        self._task = asyncio.create_task(self._generate())
+        self._generating = self._closed = False
+        self._task = asyncio.create_task(self._generate(chunks))
         self._task.add_done_callback(self._finish)
         self._watch: asyncio.Task[None] | None = None
 
@@ -119,7 +124,9 @@ class SpeechStream:
 
     def close(self) -> None:
         """Cancel generation if it is still running, and stop watching the connection."""
-        self._task.cancel()
+        self._closed = True
+        if self._generating:  # a task that is cancelled before its first step would not close its chunks
+            self._task.cancel()
         self.accounting.finish(asyncio.CancelledError())
         self.buffer.close(ClientDisconnected())
         if self._watch is not None:
@@ -141,11 +148,21 @@ class SpeechStream:
         self.accounting.finish(error)
         self.buffer.close(error)
 
-    async def _generate(self) -> None:
-        service, request = self._job.engine.service, replace(self._job.request, client=self._job.key.name)
-        encoder = OutputEncoder(self._job.output, service.sample_rate, stream=self._job.stream)
-        async with aclosing(chunks_before(self._deadline, service, request)) as chunks:
-            async for chunk in chunks:
+    def _submit(self) -> AudioStream:
+        with ExitStack() as refused:
+            refused.push(self.accounting)
+            request = replace(self._job.request, client=self._job.key.name)
+            chunks = self._job.engine.service.speak(request, self._deadline)
+            refused.pop_all()
+        return chunks
+
+    async def _generate(self, chunks: AudioStream) -> None:
+        async with aclosing(chunks), aclosing(chunks_before(self._deadline, chunks)) as received:
+            self._generating = True
+            if self._closed:
+                return
+            encoder = OutputEncoder(self._job.output, self._job.engine.service.sample_rate, stream=self._job.stream)
+            async for chunk in received:
                 self.accounting.record_audio(chunk)
                 self._recorder.add(chunk)
                 self._words += self._scale.apply(chunk.words)
@@ -160,14 +177,12 @@ class SpeechStream:
         return piece
 
 
-async def chunks_before(
-    deadline: float | None, service: SpeechService, request: SpeechRequest
-) -> AsyncGenerator[AudioChunk, None]:
-    """Yield the chunks of a request. Raises DeadlineExceeded when the engine does not answer in time.
+async def chunks_before(deadline: float | None, chunks: AudioStream) -> AsyncGenerator[AudioChunk, None]:
+    """Yield chunks, and close their stream at the end. Raises DeadlineExceeded when the engine does not answer in time.
 
     `deadline` is absolute, in `time.monotonic()` seconds.
     """
-    async with aclosing(service.speak(request, deadline)) as chunks:
+    async with aclosing(chunks):
         while True:
             try:
                 # Relative, because the event loop may have another clock.

@@ -14,10 +14,12 @@ from shoal.api.keys import ANONYMOUS
 from shoal.api.output import OutputEncoder, OutputOptions
 from shoal.api.requests import SpeechJob
 from shoal.api.speech_stream import ByteBuffer, SpeechStream
-from shoal.api.state import create_state
+from shoal.api.state import ServerState, create_state
+from shoal.config import EngineConfig
 from shoal.engine.process.messages import Speak
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
+from shoal.errors import EngineBusy
 from shoal.speech import AudioChunk, Samples, SpeechRequest
 from shoal.voices.store import VoiceStore
 from tests.engine.clock import FakeClock
@@ -83,28 +85,70 @@ def test_an_error_is_raised_after_the_pieces_before_it() -> None:
     asyncio.run(run())
 
 
-def test_time_between_admission_and_submission_counts_against_the_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = FakeClock(now=100.0)
-    monkeypatch.setattr(time, "monotonic", clock)
-    supervisor = Supervisor(EngineSource("random:tiny"))  # not started, so its jobs stay in its queue
+@pytest.fixture
+def unstarted() -> Supervisor:
+    """A supervisor whose engine does not start: jobs stay in its queue."""
+    supervisor = Supervisor(EngineSource("random:tiny", config=EngineConfig(slots=1, max_waiting=0)))
     supervisor._model_info = SimpleNamespace(sample_rate=16_000)  # type: ignore[assignment]
-    engine = EngineHandle(supervisor, VoiceStore(tmp_path), 25.0)
-    state = create_state(ServerConfig(limits=Limits()), EngineLifecycle(lambda: engine, engine), 4)
-    job = SpeechJob("fish", SpeechRequest("Hello.", timeout=30.0), OutputOptions("pcm"), engine, ANONYMOUS, "id")
+    return supervisor
+
+
+@pytest.fixture
+def job(unstarted: Supervisor, tmp_path: Path) -> SpeechJob:
+    engine = EngineHandle(unstarted, VoiceStore(tmp_path), 25.0)
+    return SpeechJob("fish", SpeechRequest("Hello.", timeout=30.0), OutputOptions("pcm"), engine, ANONYMOUS, "id")
+
+
+@pytest.fixture
+def state(job: SpeechJob) -> ServerState:
+    return create_state(ServerConfig(limits=Limits()), EngineLifecycle(lambda: job.engine, job.engine), 4)
+
+
+def test_a_job_is_submitted_at_once_with_the_deadline_of_its_admission(
+    state: ServerState, job: SpeechJob, unstarted: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the first step of its task: before that, the event loop parses all other requests of a burst."""
+    monkeypatch.setattr(time, "monotonic", FakeClock(now=100.0))
 
     async def submit() -> Speak:
-        stream = SpeechStream(state, job)  # admitted
-        clock.now += 7.0  # the event loop is busy with other requests
-        while not supervisor._queued:
-            await asyncio.sleep(0)
-        command = supervisor._queued[0].command
+        stream = SpeechStream(state, job)
+        command = unstarted._queued[0].command
         stream.close()
         assert isinstance(command, Speak)
         return command
 
     assert asyncio.run(submit()).deadline == 130.0
+
+
+def test_a_stream_that_is_closed_before_its_task_begins_cancels_the_request(
+    state: ServerState, job: SpeechJob, unstarted: Supervisor
+) -> None:
+    async def close_at_once() -> SpeechStream:
+        stream = SpeechStream(state, job)
+        stream.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return stream
+
+    stream = asyncio.run(close_at_once())
+    assert unstarted._queued == []
+    assert state.queue.in_flight == 0
+    assert stream.accounting.audio_seconds == 0.0
+
+
+def test_a_job_that_the_engine_refuses_leaves_no_place_taken(
+    state: ServerState, job: SpeechJob, unstarted: Supervisor
+) -> None:
+    async def submit_two() -> None:
+        stream = SpeechStream(state, job)
+        with pytest.raises(EngineBusy):
+            SpeechStream(state, job)
+        assert state.queue.in_flight == 1
+        stream.close()
+
+    asyncio.run(submit_two())
+    assert state.queue.in_flight == 0
+    assert unstarted._queued == []
 
 
 @pytest.mark.parametrize("format", ["mp3", "pcm"])  # encoded in a thread, and on the event loop

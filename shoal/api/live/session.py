@@ -224,8 +224,9 @@ class LiveContext:
             try:
                 deadline = request.deadline_from(accounting.started)
                 # The handle of the job also during shutdown: accepted text is still spoken.
-                async with aclosing(chunks_before(deadline, job.engine.service, request)) as chunks:
-                    async for chunk in chunks:
+                chunks = job.engine.service.speak(request, deadline)
+                async with aclosing(chunks_before(deadline, chunks)) as received:
+                    async for chunk in received:
                         accounting.record_audio(chunk)
                         self._turns = self._turns if chunk.context is None else chunk.context
                         yield await self._state.encode(self._encoder, self._encoder.feed, chunk.samples), chunk

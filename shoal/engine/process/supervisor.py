@@ -13,10 +13,11 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from shoal.engine.process.engine_process import Deliver, EngineJob, EngineProcess
@@ -121,23 +122,18 @@ class Supervisor:
     def process_id(self) -> int | None:
         return self._current.process.pid if self._current is not None else None
 
-    async def speak(self, request: SpeechRequest, deadline: float | None = None) -> AsyncGenerator[AudioChunk, None]:
-        """Yield chunks as they are generated. Closing the generator cancels the request.
+    def speak(self, request: SpeechRequest, deadline: float | None = None) -> "ReplyStream":
+        """Submit a request and return its chunks. Closing the stream cancels the request.
 
-        `deadline` is absolute, in `time.monotonic()` seconds; without it the request's timeout starts now. It covers
-        queueing, voice encoding, generation and resubmission to another process.
+        It is submitted now, not when the first chunk is awaited: while the event loop parses the other requests of a
+        burst, the engine computes this one. `deadline` is absolute, in `time.monotonic()` seconds; without it the
+        request's timeout starts now. It covers queueing, voice encoding, generation and resubmission to another
+        process. Raises EngineBusy and EngineStopped.
         """
         replies: asyncio.Queue[JobReply] = asyncio.Queue()
         deadline = request.deadline_from(time.monotonic()) if deadline is None else deadline
-        job, ended = self._submit(Speak(request, deadline), _from_thread(replies)), False
-        try:
-            while not ended:
-                reply = await replies.get()
-                ended = not isinstance(reply, AudioChunk) or reply.finish is not None
-                yield _chunk(reply)
-        finally:
-            if not ended:
-                self._cancel(job)
+        job = self._submit(Speak(request, deadline), _from_thread(replies))
+        return ReplyStream(replies, partial(self._cancel, job))
 
     async def aencode(self, audio: bytes) -> Codes:
         """Return the codes [codebooks, frames] of a recording. Cancelling removes a call that has not started."""
@@ -477,6 +473,30 @@ class Supervisor:
                     jobs, process.jobs = [*jobs, *process.jobs.values()], {}
         for job in jobs:
             job.deliver(Failed(error))
+
+
+class ReplyStream:
+    """The chunks of a submitted request, as they are generated. Close it, also if no chunk was awaited."""
+
+    def __init__(self, replies: "asyncio.Queue[JobReply]", cancel: Callable[[], None]) -> None:
+        self._replies, self._cancel = replies, cancel
+        self._ended = False
+
+    def __aiter__(self) -> "ReplyStream":
+        return self
+
+    async def __anext__(self) -> AudioChunk:
+        if self._ended:
+            raise StopAsyncIteration
+        reply = await self._replies.get()
+        self._ended = not isinstance(reply, AudioChunk) or reply.finish is not None
+        return _chunk(reply)
+
+    async def aclose(self) -> None:
+        """Cancel the request unless it has ended."""
+        if not self._ended:
+            self._ended = True
+            self._cancel()
 
 
 def _from_thread(replies: "asyncio.Queue[JobReply]") -> Deliver:

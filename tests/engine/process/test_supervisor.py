@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from shoal.engine.process.messages import (
     Result,
     Speak,
 )
-from shoal.engine.process.supervisor import Supervisor, SupervisorConfig
+from shoal.engine.process.supervisor import ReplyStream, Supervisor, SupervisorConfig
 from shoal.engine.process.worker import MAX_QUEUED_BYTES, EngineSource, EngineWorker, ReplyChannel
 from shoal.errors import (
     EngineBusy,
@@ -107,14 +107,28 @@ def test_recordings_are_encoded_and_codes_decoded(supervisor: Supervisor) -> Non
     assert supervisor.sample_rate == 16000
 
 
-def test_closing_the_generator_frees_the_slot(supervisor: Supervisor) -> None:
+def test_closing_the_stream_frees_the_slot(supervisor: Supervisor) -> None:
     async def close_early() -> None:
         chunks = supervisor.speak(SpeechRequest("a long one", sampling=ENDLESS))
         await anext(chunks)
         await chunks.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(chunks)
 
     asyncio.run(close_early())
     wait_until(lambda: supervisor.statistics()["running"] == 0)
+
+
+def test_a_request_is_submitted_before_its_first_chunk_is_awaited() -> None:
+    supervisor = Supervisor(SOURCE)  # not started, so its jobs stay in its queue
+
+    async def close_without_waiting() -> None:
+        chunks = supervisor.speak(short(1))
+        assert len(supervisor._queued) == 1
+        await chunks.aclose()
+
+    asyncio.run(close_without_waiting())
+    assert supervisor._queued == []
 
 
 @pytest.mark.usefixtures("forked_engines")
@@ -140,7 +154,7 @@ def test_a_killed_engine_restarts_and_requests_without_audio_are_resubmitted(sup
     assert supervisor.ready
 
 
-async def drain(chunks: AsyncGenerator[AudioChunk, None]) -> AudioChunk:
+async def drain(chunks: ReplyStream) -> AudioChunk:
     last = None
     async for chunk in chunks:
         last = chunk
