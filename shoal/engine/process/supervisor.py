@@ -13,8 +13,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,9 +38,9 @@ from shoal.engine.process.messages import (
     Ready,
     ReleaseMemory,
     Reply,
-    Result,
     Speak,
 )
+from shoal.engine.process.replies import ReplyStream, deliver_to, result_value
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import EngineBusy, EngineStopped, GenerationFailed, ShoalError
 from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
@@ -122,7 +122,7 @@ class Supervisor:
     def process_id(self) -> int | None:
         return self._current.process.pid if self._current is not None else None
 
-    def speak(self, request: SpeechRequest, deadline: float | None = None) -> "ReplyStream":
+    def speak(self, request: SpeechRequest, deadline: float | None = None) -> ReplyStream:
         """Submit a request and return its chunks. Closing the stream cancels the request.
 
         It is submitted now, not when the first chunk is awaited: while the event loop parses the other requests of a
@@ -132,7 +132,7 @@ class Supervisor:
         """
         replies: asyncio.Queue[JobReply] = asyncio.Queue()
         deadline = request.deadline_from(time.monotonic()) if deadline is None else deadline
-        job = self._submit(Speak(request, deadline), _from_thread(replies))
+        job = self._submit(Speak(request, deadline), deliver_to(replies))
         return ReplyStream(replies, partial(self._cancel, job))
 
     async def aencode(self, audio: bytes) -> Codes:
@@ -202,13 +202,13 @@ class Supervisor:
     def _ask(self, command: Command) -> Any:
         replies: queue.SimpleQueue[JobReply] = queue.SimpleQueue()
         self._submit(command, replies.put)
-        return _value(replies.get())
+        return result_value(replies.get())
 
     async def _aask(self, command: Command) -> Any:
         replies: asyncio.Queue[JobReply] = asyncio.Queue()
-        job = self._submit(command, _from_thread(replies))
+        job = self._submit(command, deliver_to(replies))
         try:
-            return _value(await replies.get())
+            return result_value(await replies.get())
         finally:
             self._cancel(job)  # no effect once the job has been answered
 
@@ -473,52 +473,3 @@ class Supervisor:
                     jobs, process.jobs = [*jobs, *process.jobs.values()], {}
         for job in jobs:
             job.deliver(Failed(error))
-
-
-class ReplyStream:
-    """The chunks of a submitted request, as they are generated. Close it, also if no chunk was awaited."""
-
-    def __init__(self, replies: "asyncio.Queue[JobReply]", cancel: Callable[[], None]) -> None:
-        self._replies, self._cancel = replies, cancel
-        self._ended = False
-
-    def __aiter__(self) -> "ReplyStream":
-        return self
-
-    async def __anext__(self) -> AudioChunk:
-        if self._ended:
-            raise StopAsyncIteration
-        reply = await self._replies.get()
-        self._ended = not isinstance(reply, AudioChunk) or reply.finish is not None
-        return _chunk(reply)
-
-    async def aclose(self) -> None:
-        """Cancel the request unless it has ended."""
-        if not self._ended:
-            self._ended = True
-            self._cancel()
-
-
-def _from_thread(replies: "asyncio.Queue[JobReply]") -> Deliver:
-    """Return a callback that puts replies into a queue of the running event loop from any thread."""
-    loop = asyncio.get_running_loop()
-
-    def deliver(reply: JobReply) -> None:
-        with suppress(RuntimeError):  # the event loop was closed, and the caller with it
-            loop.call_soon_threadsafe(replies.put_nowait, reply)
-
-    return deliver
-
-
-def _value(reply: JobReply) -> Any:
-    if isinstance(reply, Failed):
-        raise reply.error
-    assert isinstance(reply, Result), "Encode, Decode, GetStats and ReleaseMemory are answered by a Result"
-    return reply.value
-
-
-def _chunk(reply: JobReply) -> AudioChunk:
-    if isinstance(reply, Failed):
-        raise reply.error
-    assert isinstance(reply, AudioChunk), "Speak is answered by chunks"
-    return reply

@@ -31,7 +31,8 @@ from shoal.engine.process.messages import (
     Result,
     Speak,
 )
-from shoal.engine.process.supervisor import ReplyStream, Supervisor, SupervisorConfig
+from shoal.engine.process.replies import ReplyStream
+from shoal.engine.process.supervisor import Supervisor, SupervisorConfig
 from shoal.engine.process.worker import MAX_QUEUED_BYTES, EngineSource, EngineWorker, ReplyChannel
 from shoal.errors import (
     EngineBusy,

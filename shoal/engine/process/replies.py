@@ -1,0 +1,56 @@
+"""Replies of the engine process as callers in the server's process receive them."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from shoal.engine.process.engine_process import Deliver
+from shoal.engine.process.messages import Failed, JobReply, Result
+from shoal.speech import AudioChunk
+
+
+class ReplyStream:
+    """The chunks of a submitted request, as they are generated. Close it, also if no chunk was awaited."""
+
+    def __init__(self, replies: "asyncio.Queue[JobReply]", cancel: Callable[[], None]) -> None:
+        self._replies, self._cancel = replies, cancel
+        self._ended = False
+
+    def __aiter__(self) -> "ReplyStream":
+        return self
+
+    async def __anext__(self) -> AudioChunk:
+        if self._ended:
+            raise StopAsyncIteration
+        reply = await self._replies.get()
+        self._ended = not isinstance(reply, AudioChunk) or reply.finish is not None
+        if isinstance(reply, Failed):
+            raise reply.error
+        assert isinstance(reply, AudioChunk), "Speak is answered by chunks"
+        return reply
+
+    async def aclose(self) -> None:
+        """Cancel the request unless it has ended."""
+        if not self._ended:
+            self._ended = True
+            self._cancel()
+
+
+def deliver_to(replies: "asyncio.Queue[JobReply]") -> Deliver:
+    """Return a callback that puts replies into a queue of the running event loop from any thread."""
+    loop = asyncio.get_running_loop()
+
+    def deliver(reply: JobReply) -> None:
+        with suppress(RuntimeError):  # the event loop was closed, and the caller with it
+            loop.call_soon_threadsafe(replies.put_nowait, reply)
+
+    return deliver
+
+
+def result_value(reply: JobReply) -> Any:
+    """Return the value of a Result. Raises the error of a failed job."""
+    if isinstance(reply, Failed):
+        raise reply.error
+    assert isinstance(reply, Result), "Encode, Decode, GetStats and ReleaseMemory are answered by a Result"
+    return reply.value
