@@ -7,6 +7,7 @@ decoded on the calling thread; the async variants use one codec thread.
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -38,6 +39,11 @@ from shoal.voices.voice import Clip, Voice, voice_limits
 
 logger = logging.getLogger(__name__)
 
+# Characters of a text that is prepared sooner than another thread takes over: it has to get the interpreter's lock.
+SHORT_TEXT = 300
+# Longest time in seconds for short requests, unless voices are on a slow disk, and seconds until it is tried again.
+SLOW_SECONDS, SLOW_PAUSE = 0.02, 1.0
+
 
 class Service:
     """Engine in this process, with the interface that servers and `Engine` use. Thread-safe."""
@@ -49,6 +55,7 @@ class Service:
         # One thread: the memory profile reserves room for one codec call outside the engine's steps.
         self._codec_thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-codec")
         self._ids = itertools.count()
+        self._inline_from = -math.inf  # time from which short requests may be prepared on the calling thread
 
     @property
     def default_sampling(self) -> SamplingParams:
@@ -111,28 +118,55 @@ class Service:
         return None if source is None else self.voices.resolve_blocking(source)
 
     async def prepare(
-        self, request: SpeechRequest, voice: Voice | None = None, *, deadline: float | None = None
+        self,
+        request: SpeechRequest,
+        voice: Voice | None = None,
+        *,
+        deadline: float | None = None,
+        inline: bool = False,
     ) -> Utterance:
         """Resolve the voice and tokenize, off the event loop: in one thread hop unless the voice has to be encoded.
 
-        `voice` overrides the voice that the request names. Without `deadline` the request's timeout starts now. Raises
-        DeadlineExceeded when the deadline passes first, for instance while the voice is encoded.
+        `voice` overrides the voice that the request names. Without `deadline` the request's timeout starts now. With
+        `inline`, for an event loop that only prepares requests, short ones are prepared on it. Raises DeadlineExceeded
+        when the deadline passes first, for instance while the voice is encoded.
         """
         deadline = request.deadline_from(self.core.clock()) if deadline is None else deadline
         remaining = None if deadline is None else deadline - self.core.clock()
+        inline = inline and self._is_short(request)
         try:
             async with asyncio.timeout(remaining):
-                return await self._prepare(request, voice, deadline)
+                return await self._prepare(request, voice, deadline, inline=inline)
         except TimeoutError:
             raise DeadlineExceeded("the request timed out while its voice and text were prepared") from None
 
-    async def _prepare(self, request: SpeechRequest, voice: Voice | None, deadline: float | None) -> Utterance:
-        prepared = await asyncio.to_thread(self._prepare_cached, request, voice, deadline)
+    async def _prepare(
+        self, request: SpeechRequest, voice: Voice | None, deadline: float | None, *, inline: bool
+    ) -> Utterance:
+        if inline:
+            prepared = self._prepare_inline(request, voice, deadline)
+        else:
+            prepared = await asyncio.to_thread(self._prepare_cached, request, voice, deadline)
         if isinstance(prepared, Utterance):
             return prepared
         for name, lookup in prepared.missing.items():
             prepared.voices[name] = await self.voices.load(lookup)
         return await asyncio.to_thread(self._build, request, prepared, deadline)
+
+    def _is_short(self, request: SpeechRequest) -> bool:
+        return len(request.text) <= SHORT_TEXT and not request.recordings and self.core.clock() >= self._inline_from
+
+    def _prepare_inline(
+        self, request: SpeechRequest, voice: Voice | None, deadline: float | None
+    ) -> "Utterance | RequestDraft":
+        """Prepare a short request. If it takes long, the next ones are left to other threads for a while."""
+        started = self.core.clock()
+        try:
+            return self._prepare_cached(request, voice, deadline)
+        finally:
+            ended = self.core.clock()
+            if ended - started > SLOW_SECONDS:
+                self._inline_from = ended + SLOW_PAUSE
 
     def build_utterance(self, request: SpeechRequest, voice: Voice | None, deadline: float | None) -> Utterance:
         """Split and tokenize a request. Voices that its markup names are encoded first if they are not cached.

@@ -230,7 +230,7 @@ class EngineWorker:
 
     async def _speak(self, job: int, command: Speak) -> None:
         with self._reporting_errors(job):
-            utterance = await self._service.prepare(command.request, deadline=command.deadline)
+            utterance = await self._service.prepare(command.request, deadline=command.deadline, inline=True)
             utterance.id = job  # log records carry the utterance id as their job
             utterance.replayed = command.replayed
             del command  # frees the recordings of the request while the utterance runs
