@@ -7,7 +7,8 @@ import pytest
 from shoal.engine.process.native_memory import TRIM_SECONDS, HeapTrimmer
 from tests.engine.clock import FakeClock
 
-# Frees buffers between small ones that stay, as codec calls do: glibc keeps their memory until the heap is trimmed.
+# Frees buffers between others that stay, as codec calls do: glibc keeps their memory until the heap is trimmed. Those
+# that stay are larger than any chunk that imports have left free below them, and never written, so not resident.
 PROGRAM = """
 import ctypes
 from shoal.engine.process.native_memory import HeapTrimmer, bound_heap
@@ -22,7 +23,7 @@ buffers, kept = [], []
 for _ in range(8):
     buffers.append(libc.malloc(20 << 20))
     ctypes.memset(buffers[-1], 1, 20 << 20)
-    kept.append(libc.malloc(1 << 10))
+    kept.append(libc.malloc(1 << 20))
 for buffer in buffers:
     libc.free(buffer)
 free = rss_bytes()
