@@ -20,6 +20,7 @@ from shoal.api.output import OutputEncoder
 from shoal.api.requests import SpeechJob
 from shoal.api.state import ServerState
 from shoal.api.word_events import WordScale
+from shoal.engine.process.replies import ReplyStream
 from shoal.errors import DeadlineExceeded, ShoalError
 from shoal.speech import AudioChunk, Samples, Word
 
@@ -84,7 +85,7 @@ class ByteBuffer:
 
 
 class SpeechStream:
-    """One job in flight; submitted to the engine immediately.
+    """One job in flight, which starts immediately; an engine process has it when this returns.
 
     Raises what RequestAccounting raises when it is not admitted, and what the engine raises when it refuses the job.
     """
@@ -95,14 +96,13 @@ class SpeechStream:
         expected = expected_seconds(job.request, job.engine.frame_rate)
         self.accounting = RequestAccounting(state, job.api, job.key, job.id, expected_seconds=expected)
         self._deadline = job.request.deadline_from(self.accounting.started)
-        chunks = self._submit()
+        self._chunks = self._submit()
         self._recorder = state.kept_speech.record(job.key.name, job.id, job.request.text)
         self.buffer = ByteBuffer(limits.buffer_bytes, limits.slow_reader)
         self._encoding_seconds = state.metrics.encoding_seconds.labels(job.output.format)
         self._words: list[Word] = []  # words that have not been taken
         self._scale = WordScale(job.output.speed, characters=-job.prefix)
-        self._generating = self._closed = False
-        self._task = asyncio.create_task(self._generate(chunks))
+        self._task = asyncio.create_task(self._generate())
         self._task.add_done_callback(self._finish)
         self._watch: asyncio.Task[None] | None = None
 
@@ -124,9 +124,8 @@ class SpeechStream:
 
     def close(self) -> None:
         """Cancel generation if it is still running, and stop watching the connection."""
-        self._closed = True
-        if self._generating:  # a task that is cancelled before its first step would not close its chunks
-            self._task.cancel()
+        self._cancel_request()
+        self._task.cancel()
         self.accounting.finish(asyncio.CancelledError())
         self.buffer.close(ClientDisconnected())
         if self._watch is not None:
@@ -142,11 +141,20 @@ class SpeechStream:
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, ShoalError | asyncio.CancelledError):
             logger.error("%s: internal error", self._job.id, exc_info=error)
+        self._cancel_request()
         # Reading may take long; release the recordings now.
         self._job = replace(self._job, request=replace(self._job.request, recordings=()))
         self._recorder.discard()
         self.accounting.finish(error)
         self.buffer.close(error)
+
+    def _cancel_request(self) -> None:
+        """Cancel a submitted request that has not ended, before its place in the queue is given to another one.
+
+        The task does it too, but later, and not if it was cancelled before its first step.
+        """
+        if isinstance(self._chunks, ReplyStream):
+            self._chunks.cancel()
 
     def _submit(self) -> AudioStream:
         with ExitStack() as refused:
@@ -156,13 +164,10 @@ class SpeechStream:
             refused.pop_all()
         return chunks
 
-    async def _generate(self, chunks: AudioStream) -> None:
-        async with aclosing(chunks), aclosing(chunks_before(self._deadline, chunks)) as received:
-            self._generating = True
-            if self._closed:
-                return
+    async def _generate(self) -> None:
+        async with aclosing(chunks_before(self._deadline, self._chunks)) as chunks:
             encoder = OutputEncoder(self._job.output, self._job.engine.service.sample_rate, stream=self._job.stream)
-            async for chunk in received:
+            async for chunk in chunks:
                 self.accounting.record_audio(chunk)
                 self._recorder.add(chunk)
                 self._words += self._scale.apply(chunk.words)

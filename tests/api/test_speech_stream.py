@@ -3,6 +3,7 @@ import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from shoal.config import EngineConfig
 from shoal.engine.process.messages import Speak
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
-from shoal.errors import EngineBusy
+from shoal.errors import EngineBusy, MissingExtra
 from shoal.speech import AudioChunk, Samples, SpeechRequest
 from shoal.voices.store import VoiceStore
 from tests.engine.clock import FakeClock
@@ -120,20 +121,33 @@ def test_a_job_is_submitted_at_once_with_the_deadline_of_its_admission(
     assert asyncio.run(submit()).deadline == 130.0
 
 
-def test_a_stream_that_is_closed_before_its_task_begins_cancels_the_request(
+def test_a_closed_stream_makes_room_for_the_next_job_at_once(
     state: ServerState, job: SpeechJob, unstarted: Supervisor
 ) -> None:
-    async def close_at_once() -> SpeechStream:
-        stream = SpeechStream(state, job)
-        stream.close()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        return stream
+    """The queue of the engine has one place; neither task has begun, or could have cancelled its request."""
 
-    stream = asyncio.run(close_at_once())
+    async def submit_two() -> None:
+        SpeechStream(state, job).close()
+        assert unstarted._queued == []
+        SpeechStream(state, job).close()
+
+    asyncio.run(submit_two())
     assert unstarted._queued == []
     assert state.queue.in_flight == 0
-    assert stream.accounting.audio_seconds == 0.0
+
+
+def test_a_stream_that_cannot_encode_cancels_its_request(
+    state: ServerState, job: SpeechJob, unstarted: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.api.speech_stream.OutputEncoder", Mock(side_effect=MissingExtra("no encoder")))
+
+    async def read() -> None:
+        await SpeechStream(state, job).buffer.wait_for_data()
+
+    with pytest.raises(MissingExtra):
+        asyncio.run(read())
+    assert unstarted._queued == []
+    assert state.queue.in_flight == 0
 
 
 def test_a_job_that_the_engine_refuses_leaves_no_place_taken(

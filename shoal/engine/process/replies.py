@@ -30,11 +30,14 @@ class ReplyStream:
         assert isinstance(reply, AudioChunk), "Speak is answered by chunks"
         return reply
 
-    async def aclose(self) -> None:
-        """Cancel the request unless it has ended."""
+    def cancel(self) -> None:
+        """Cancel the request unless it has ended. It stops counting against the supervisor's queue limit at once."""
         if not self._ended:
             self._ended = True
             self._cancel()
+
+    async def aclose(self) -> None:
+        self.cancel()
 
 
 def deliver_to(replies: "asyncio.Queue[JobReply]") -> Deliver:
