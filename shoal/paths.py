@@ -1,7 +1,10 @@
-"""User directories, atomic file writes, file locks and process memory, on every platform that Shoal imports on."""
+"""User directories, atomic file writes, file locks, file systems and process memory, on every platform that Shoal
+imports on.
+"""
 
 import errno
 import os
+import re
 import secrets
 import sys
 import weakref
@@ -17,6 +20,10 @@ else:
     import fcntl
     import resource
 
+# File systems on this machine's disks and in its memory. Access to any other may wait for a network.
+LOCAL_FILE_SYSTEMS = frozenset(
+    ("btrfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "squashfs", "tmpfs", "xfs", "zfs")
+)
 PARTIAL_FILES = ".shoal-*.part"  # glob for the temporary files of AtomicFile, which a killed process leaves behind
 
 
@@ -40,6 +47,27 @@ def _user_directory(variable: str, default: str) -> Path:
     """Return this user's Shoal directory, which may not exist yet. Raises RuntimeError for a user without a home."""
     base = os.environ.get(variable)
     return (Path(base) if base else Path.home() / default) / "shoal"
+
+
+def is_local(path: Path) -> bool:
+    """Return whether a path, which need not exist, is on a local file system; False if that is unknown."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:  # not Linux
+        return False
+    return file_system(os.path.realpath(path), mounts) in LOCAL_FILE_SYSTEMS
+
+
+def file_system(path: str, mounts: str) -> str:
+    """Return the type of the file system of a path without links, by the lines of /proc/self/mountinfo."""
+    deepest, kind = "", ""
+    for line in mounts.splitlines():
+        mount, _, source = line.partition(" - ")
+        point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), mount.split(" ")[4])
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(deepest):  # of two mounts at one point the later one hides the other
+            deepest, kind = point, source.split(" ")[0]
+    return kind
 
 
 class AtomicFile:

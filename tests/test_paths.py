@@ -22,6 +22,8 @@ from shoal.paths import (
     config_directory,
     data_directory,
     file_lock,
+    file_system,
+    is_local,
     output_errors,
     peak_rss_bytes,
     rss_bytes,
@@ -193,3 +195,35 @@ def test_a_forked_process_keeps_the_file_of_its_parent(tmp_path: Path) -> None:
         os.waitpid(child, 0)
         assert list(tmp_path.glob(PARTIAL_FILES))
     assert not list(tmp_path.iterdir())
+
+
+MOUNTS = r"""22 1 0:21 / / rw,relatime - overlay overlay rw,lowerdir=/a
+23 22 0:22 / /srv rw - ext4 /dev/sda1 rw
+24 23 0:23 / /srv/shared\040voices rw - nfs4 host:/voices rw
+25 22 0:24 / /mnt rw master:1 - ext4 /dev/sdb1 rw
+26 25 0:25 / /mnt rw - fuse.s3fs s3fs rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/me/voices", "overlay"),
+        ("/srv", "ext4"),
+        ("/srv/voices", "ext4"),
+        ("/srvvoices", "overlay"),
+        ("/srv/shared voices/narrator", "nfs4"),
+        ("/mnt/voices", "fuse.s3fs"),
+    ],
+)
+def test_the_file_system_of_a_path_is_that_of_its_deepest_and_last_mount(path: str, kind: str) -> None:
+    assert file_system(path, MOUNTS) == kind
+
+
+def test_a_path_is_local_only_if_its_file_system_is_known_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.paths.file_system", lambda path, mounts: "tmpfs")
+    assert is_local(tmp_path / "missing") == (sys.platform == "linux")
+    monkeypatch.setattr("shoal.paths.file_system", lambda path, mounts: "nfs4")
+    assert not is_local(tmp_path)

@@ -7,7 +7,6 @@ decoded on the calling thread; the async variants use one codec thread.
 import asyncio
 import itertools
 import logging
-import math
 from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -39,10 +38,9 @@ from shoal.voices.voice import Clip, Voice, voice_limits
 
 logger = logging.getLogger(__name__)
 
-# Characters of a text that is prepared sooner than another thread takes over: it has to get the interpreter's lock.
+# Maximum characters of a text that is prepared on the event loop of the engine process. A thread of the pool would take
+# longer, because it has to wait for the GIL several times.
 SHORT_TEXT = 300
-# Longest time in seconds for short requests, unless voices are on a slow disk, and seconds until it is tried again.
-SLOW_SECONDS, SLOW_PAUSE = 0.02, 1.0
 
 
 class Service:
@@ -55,7 +53,6 @@ class Service:
         # One thread: the memory profile reserves room for one codec call outside the engine's steps.
         self._codec_thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-codec")
         self._ids = itertools.count()
-        self._inline_from = -math.inf  # time from which short requests may be prepared on the calling thread
 
     @property
     def default_sampling(self) -> SamplingParams:
@@ -125,11 +122,12 @@ class Service:
         deadline: float | None = None,
         inline: bool = False,
     ) -> Utterance:
-        """Resolve the voice and tokenize, off the event loop: in one thread hop unless the voice has to be encoded.
+        """Resolve the voice and tokenize, in one hop to a thread of the pool unless the voice has to be encoded.
 
         `voice` overrides the voice that the request names. Without `deadline` the request's timeout starts now. With
-        `inline`, for an event loop that only prepares requests, short ones are prepared on it. Raises DeadlineExceeded
-        when the deadline passes first, for instance while the voice is encoded.
+        `inline`, for event loops that serve no connections, a short request is prepared there if voices are on a local
+        file system. Raises DeadlineExceeded when the deadline passes while the voice is encoded or a thread prepares
+        the request.
         """
         deadline = request.deadline_from(self.core.clock()) if deadline is None else deadline
         remaining = None if deadline is None else deadline - self.core.clock()
@@ -144,7 +142,7 @@ class Service:
         self, request: SpeechRequest, voice: Voice | None, deadline: float | None, *, inline: bool
     ) -> Utterance:
         if inline:
-            prepared = self._prepare_inline(request, voice, deadline)
+            prepared = self._prepare_cached(request, voice, deadline)
         else:
             prepared = await asyncio.to_thread(self._prepare_cached, request, voice, deadline)
         if isinstance(prepared, Utterance):
@@ -154,19 +152,8 @@ class Service:
         return await asyncio.to_thread(self._build, request, prepared, deadline)
 
     def _is_short(self, request: SpeechRequest) -> bool:
-        return len(request.text) <= SHORT_TEXT and not request.recordings and self.core.clock() >= self._inline_from
-
-    def _prepare_inline(
-        self, request: SpeechRequest, voice: Voice | None, deadline: float | None
-    ) -> "Utterance | RequestDraft":
-        """Prepare a short request. If it takes long, the next ones are left to other threads for a while."""
-        started = self.core.clock()
-        try:
-            return self._prepare_cached(request, voice, deadline)
-        finally:
-            ended = self.core.clock()
-            if ended - started > SLOW_SECONDS:
-                self._inline_from = ended + SLOW_PAUSE
+        given = request.recordings or request.lexicon
+        return len(request.text) <= SHORT_TEXT and not given and self.voices.local
 
     def build_utterance(self, request: SpeechRequest, voice: Voice | None, deadline: float | None) -> Utterance:
         """Split and tokenize a request. Voices that its markup names are encoded first if they are not cached.

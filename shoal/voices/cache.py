@@ -122,12 +122,17 @@ class VoiceCache:
         with self._waiting(found):
             return found.future.result()
 
+    @property
+    def local(self) -> bool:
+        """Whether looking up a voice waits for no network."""
+        return self._store.local
+
     def exists(self, name: str) -> bool:
         """Return whether a voice is stored, or built in, under this name. Blocks on file I/O."""
         return self._store.exists(name)
 
     def look_up(self, source: VoiceSource) -> VoiceLookup:
-        """Return the key of a voice. Reads file stamps or hashes recordings, so it does not belong on an event loop."""
+        """Return the key of a voice. Blocks: reads file stamps (80 us on a local disk), or hashes recordings."""
         if isinstance(source, DialogueSource):
             speakers = [self.look_up(each) for each in source.speakers]
             return VoiceLookup(tuple(each.key for each in speakers), lambda: self._make_dialogue(speakers))

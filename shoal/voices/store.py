@@ -15,10 +15,11 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 
 from shoal.errors import InvalidRequest, VoiceNotFound
-from shoal.paths import data_directory, file_lock, output_errors, sync_directory
+from shoal.paths import data_directory, file_lock, is_local, output_errors, sync_directory
 from shoal.text.prompt import Codes, Reference
 from shoal.voices.description import NO_DESCRIPTION, VoiceDescription, description_document
 from shoal.voices.folder import (
@@ -91,6 +92,11 @@ class VoiceStore:
         self._sample_rate = sample_rate
         self._limits = limits
         self._sweep()
+
+    @cached_property
+    def local(self) -> bool:
+        """Whether looking up a voice waits for no network."""
+        return all(map(is_local, self._roots))
 
     def names(self) -> list[str]:
         """Return the sorted names of all directories with at least one recording and its transcript."""

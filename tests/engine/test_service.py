@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,85 +11,88 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
 from shoal.engine.load import voice_cache
-from shoal.engine.service import SHORT_TEXT, SLOW_PAUSE, SLOW_SECONDS, Service
+from shoal.engine.process.jobs import JobRunner
+from shoal.engine.process.messages import Speak
+from shoal.engine.process.worker import EngineWorker
+from shoal.engine.service import SHORT_TEXT, Service
 from shoal.errors import TextError
-from shoal.speech import Recording, SpeechRequest
+from shoal.speech import AudioChunk, Pronunciation, Recording, Sampling, SpeechRequest
 from shoal.text.plan import TextPlan
-from tests.engine.clock import FakeClock
+from shoal.voices.store import VoiceStore
 from tests.engine.test_engine import recording
 
-Plan = Callable[[SpeechRequest], TextPlan]
+HELLO = SpeechRequest("Hello there.")
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
-def service(tiny: Checkpoint, tmp_path: Path, clock: FakeClock) -> Iterator[Service]:
-    core = EngineCore(tiny, EngineConfig(slots=2, guard=False), clock)
+def service(tiny: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setattr(VoiceStore, "local", True)
+    core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
     made = Service(core, voice_cache(tiny, tmp_path / "voices"))
     yield made
     made.close()
 
 
-def planned_here(
-    service: Service, request: SpeechRequest, monkeypatch: pytest.MonkeyPatch, *, inline: bool = True
-) -> bool:
-    """Return whether a request is prepared on the calling thread."""
-    threads, plan = list[int](), service.plan
+@pytest.fixture
+def planners(service: Service, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that planned requests."""
+    threads, plan = list[str](), service.plan
 
     def note(request: SpeechRequest) -> TextPlan:
-        threads.append(threading.get_ident())
+        threads.append(threading.current_thread().name)
         return plan(request)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(service, "plan", note)
-        asyncio.run(service.prepare(request, inline=inline))
-    [thread] = threads
-    return thread == threading.get_ident()
+    monkeypatch.setattr(service, "plan", note)
+    return threads
 
 
-def test_short_requests_are_prepared_inline_only_if_the_caller_says_so(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = SpeechRequest("Hello there.")
-    assert planned_here(service, request, monkeypatch)
-    assert not planned_here(service, request, monkeypatch, inline=False)
+def test_short_requests_are_prepared_inline_only_if_the_caller_says_so(service: Service, planners: list[str]) -> None:
+    asyncio.run(service.prepare(HELLO, inline=True))
+    asyncio.run(service.prepare(HELLO))
+    here, other = planners
+    assert here == threading.current_thread().name != other
 
 
 @pytest.mark.parametrize(
-    "request_",
+    "given",
     [
         pytest.param(SpeechRequest("Hello. " * (SHORT_TEXT // 7 + 1)), id="long text"),
         pytest.param(SpeechRequest("Hello.", recordings=(Recording(recording(), "words"),)), id="recordings"),
+        pytest.param(SpeechRequest("Hello.", lexicon=(Pronunciation("Hello", "hallo"),)), id="lexicon"),
     ],
 )
-def test_others_are_prepared_on_another_thread(
-    request_: SpeechRequest, service: Service, monkeypatch: pytest.MonkeyPatch
+def test_others_are_prepared_on_another_thread(given: SpeechRequest, service: Service, planners: list[str]) -> None:
+    asyncio.run(service.prepare(given, inline=True))
+    assert planners[0] != threading.current_thread().name
+
+
+def test_looking_up_a_voice_over_a_network_blocks_no_event_loop(
+    service: Service, planners: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert not planned_here(service, request_, monkeypatch)
+    monkeypatch.setattr(VoiceStore, "local", False)
+    asyncio.run(service.prepare(HELLO, inline=True))
+    assert planners[0] != threading.current_thread().name
 
 
-@pytest.mark.parametrize(("seconds", "inline"), [(SLOW_SECONDS / 2, True), (2 * SLOW_SECONDS, False)])
-def test_after_a_slow_one_short_requests_use_other_threads_for_a_while(
-    seconds: float, inline: bool, service: Service, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exists, request = service.voices.exists, SpeechRequest("Hello.", voice="narrator", fallback_voices=(None,))
-
-    def slow(name: str) -> bool:
-        clock.now += seconds
-        return exists(name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(service.voices, "exists", slow)
-        assert planned_here(service, request, monkeypatch)
-    assert planned_here(service, request, monkeypatch) == inline
-    clock.now += SLOW_PAUSE
-    assert planned_here(service, request, monkeypatch)
-
-
-def test_errors_of_inline_requests_reach_the_caller(service: Service) -> None:
+def test_errors_of_inline_requests_reach_the_caller(service: Service, planners: list[str]) -> None:
     with pytest.raises(TextError):
         asyncio.run(service.prepare(SpeechRequest("   "), inline=True))
+    assert planners == [threading.current_thread().name]
+
+
+def test_an_engine_process_prepares_short_requests_on_the_event_loop_of_its_jobs(
+    service: Service, planners: list[str]
+) -> None:
+    worker, ended = object.__new__(EngineWorker), threading.Event()
+    worker._service, worker._jobs = service, JobRunner(1)
+
+    def send(_: int, reply: object) -> None:
+        assert isinstance(reply, AudioChunk)
+        if reply.finish is not None:
+            ended.set()
+
+    worker._send = send
+    request = SpeechRequest("Hello.", sampling=Sampling(max_frames=2))
+    worker._run_command(7, Speak(request, None))
+    assert ended.wait(240)
+    assert planners == ["shoal-jobs"]

@@ -51,7 +51,7 @@ EXIT_DONE, EXIT_BROKEN = 0, 70  # 70 is EX_SOFTWARE
 FRAGMENT_BYTES = 256 << 10  # 3 s of samples at 22 kHz; a pipe takes it in well under a millisecond
 MAX_QUEUED_BYTES = 64 << 20  # audio that waits for a server process that does not read
 FLUSH_SECONDS = 5.0
-PREPARE_THREADS = 8  # for hashing recordings, tokenizing and sending results; encoding has its own thread
+PREPARE_THREADS = 8  # for hashing recordings, tokenizing long texts and sending results; encoding has its own thread
 
 
 @dataclass(frozen=True)
