@@ -28,7 +28,7 @@ class DeviceTimes:
     prompt: float  # of each prompt graph of up to 512 tokens
     prompt_token: float
     token_budget: int
-    large_prompts: tuple[int, ...]  # sizes of larger prompt graphs, largest first
+    large_prompts: tuple[int, ...]  # sizes of larger prompt graphs
 
     def of_step(self, sampled: int, prompt_tokens: int) -> float:
         """Return the seconds of a step."""
@@ -36,12 +36,14 @@ class DeviceTimes:
         return frames + self.of_prompts(prompt_tokens)
 
     def of_prompts(self, tokens: int) -> float:
-        """Return the seconds of the prompt graphs of a step: the largest that are full, then one for the rest."""
+        """Return the seconds of the prompt graphs of a step."""
+        from shoal.engine.execution.graphs import prompt_chunks  # imports torch, which the server process has not
+
         seconds = 0.0
-        for size in self.large_prompts:
-            count, tokens = divmod(tokens, size)
-            seconds += count * LARGE_PROMPT_TIME * self.of_graphs(size)
-        return seconds + self.of_graphs(tokens)
+        for size, count in prompt_chunks(tokens, (PROMPT_GRAPH_TOKENS, *self.large_prompts)):
+            large = size > PROMPT_GRAPH_TOKENS
+            seconds += LARGE_PROMPT_TIME * self.of_graphs(size) if large else self.of_graphs(count)
+        return seconds
 
     def of_graphs(self, tokens: int) -> float:
         """Return the seconds of prompt graphs of at most 512 tokens."""
@@ -53,7 +55,7 @@ class DeviceTimes:
 
 
 DEVICES = {
-    "s1-mini": DeviceTimes("tiny", 1.06e-3, 0.035e-3, 0.6e-3, 3.6e-6, 2048, (2048, 1024)),
+    "s1-mini": DeviceTimes("tiny", 1.06e-3, 0.035e-3, 0.6e-3, 3.6e-6, 2048, (1024, 2048)),
     "s2-pro": DeviceTimes("tiny-s2", 5.2e-3, 0.035e-3, 0.0, 22e-6, 512, (1024,)),
     "s2-pro-w8a8": DeviceTimes("tiny-s2", 3.63e-3, 0.035e-3, 0.0, 15.5e-6, 512, (1024,)),
 }

@@ -240,11 +240,12 @@ class GraphSizes(Generic[KeyT, WorkloadT]):
         if not self.available:
             raise RuntimeError(f"no size of {self.name} works: {next(iter(self.dropped.values()))}")
 
-    def add(self, key: KeyT, workload: WorkloadT, context: CaptureContext) -> None:
-        """Capture a size larger than the others, or leave it out if that fails."""
-        self.available[key] = CapturedGraph(workload)
+    def add(self, key: KeyT, make: Callable[[], WorkloadT], context: CaptureContext) -> None:
+        """Make and capture a size larger than the others, or leave it out if that fails."""
         with device_errors(partial(self._drop, key)):
-            self.available[key].capture(context)
+            graph = CapturedGraph(make())
+            graph.capture(context)
+            self.available[key] = graph
 
     def run(self, key: KeyT, inputs: np.ndarray) -> WorkloadT:
         """Run one size and return its workload, which holds the results."""
@@ -280,5 +281,5 @@ class GraphSizes(Generic[KeyT, WorkloadT]):
 
     def _drop(self, key: KeyT, error: Exception) -> None:
         self.dropped[key] = describe_error(error)
-        del self.available[key]
+        self.available.pop(key, None)
         logger.info("%s of size %s cannot be built and is left out: %s", self.name, key, self.dropped[key])

@@ -30,7 +30,7 @@ from shoal.codec.config import CodecConfig
 from shoal.codec.dac import Codec
 from shoal.codec.fused import FRAME_BUCKETS, FusedCall, FusedCodec
 from shoal.engine.execution.fixed_size import batch_sizes
-from shoal.engine.execution.graphs import PROMPTS
+from shoal.engine.execution.graphs import LARGE_PROMPTS, PROMPTS
 from shoal.kernels import compile_check
 from shoal.kernels.compile_check import check_codec_kernels, check_kernels, launch_largest_products
 from shoal.kernels.cuda_graph import Workload, compile_ahead
@@ -99,13 +99,14 @@ def all_workloads(arch: int) -> Iterator[Workload]:
     """Yield all sizes of S1-mini, S2-Pro and nano with the weight and KV dtypes of the target, and codecs in fp16."""
     modes = {"none": torch.bfloat16, "int8": torch.int8, "int4": torch.bfloat16, "w8a8": torch.bfloat16}
     modes |= {"fp8": torch.float8_e4m3fn} if arch >= 89 else {}
+    prompts = (*PROMPTS, *LARGE_PROMPTS)
     for name, (mode, kv_dtype) in product(("s1-mini", "s2-pro"), modes.items()):
         model = released_model(name)
         quantize_model(model, WeightModes.parse(mode))
-        yield from frames(model, kv_dtype, batch_sizes(SLOTS), PROMPTS)
-    yield from frames(released_model("s1-mini").half(), torch.float16, batch_sizes(SLOTS), PROMPTS)
+        yield from frames(model, kv_dtype, batch_sizes(SLOTS), prompts)
+    yield from frames(released_model("s1-mini").half(), torch.float16, batch_sizes(SLOTS), prompts)
     nano = resolve_model("nano", dtype=torch.bfloat16)
-    yield from frames(nano.model, torch.bfloat16, batch_sizes(SLOTS), PROMPTS)
+    yield from frames(nano.model, torch.bfloat16, batch_sizes(SLOTS), prompts)
     with init_empty_weights():
         codec = Codec(CodecConfig(), encoder=False)
     for fused in (FusedCodec(each, 1, torch.float16) for each in (codec.to_empty(device="cpu"), nano.codec)):

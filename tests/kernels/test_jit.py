@@ -6,6 +6,7 @@ import subprocess
 import sys
 from functools import partial
 from threading import Event, Thread, Timer
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from triton.runtime import _async_compile
 
 from shoal.kernels import jit
-from shoal.kernels.cuda_graph import GraphSizes, compile_ahead
+from shoal.kernels.cuda_graph import CaptureContext, GraphSizes, compile_ahead
 from shoal.kernels.jit import compile_only, kernels_unavailable
 from shoal.kernels.linear.linear import _small_m_kernel, linear
 from shoal.paths import cache_directory
@@ -101,6 +102,13 @@ def test_only_a_size_that_was_withdrawn_counts_as_dropped() -> None:
     sizes.run(1, raising.padding())
     assert not sizes.drop_failed()
     assert list(sizes) == [1, 2]
+
+
+def test_a_size_that_cannot_be_added_is_left_out() -> None:
+    sizes, no_context = GraphSizes("graph", {1: RaisingWorkload()}), Mock(spec=CaptureContext)
+    sizes.add(2, Mock(side_effect=torch.OutOfMemoryError("no memory for the inputs")), no_context)
+    assert list(sizes) == [1]
+    assert "no memory for the inputs" in sizes.dropped[2]
 
 
 @pytest.mark.gpu

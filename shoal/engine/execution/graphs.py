@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from functools import partial
 
@@ -33,9 +34,24 @@ LARGE_PROMPTS = (1024, 2048)
 # Time that the prompts of a step may take: a quarter of a frame of audio, which running streams have in reserve. More
 # tokens per step do not start a burst of 64 requests sooner on an H200, and delay those that follow.
 PREFILL_SECONDS = 0.012
-BURST_SECONDS = 0.024  # of a step without frames (`scheduler.burst_tokens`)
+BURST_SECONDS = 0.024  # maximum seconds of a step without frames (`scheduler.burst_tokens`)
+# A large graph is faster than several of 512 tokens only if it is filled: it takes nine tenths of their time.
+MIN_LARGE_FILL = 7 / 8
 MAX_TOKEN_BUDGET = 4096
 TIMED_REPLAYS = 3
+
+
+def prompt_chunks(tokens: int, sizes: Ordered[int]) -> Iterator[tuple[int, int]]:
+    """Split the prompt tokens of a step into chunks; yield the graph size and the number of tokens of each.
+
+    `sizes` are ascending.
+    """
+    largest = ([each for each in sizes if each <= max(PROMPTS)] or sizes[:1])[-1]
+    while tokens:
+        large = (each for each in sizes if each > largest and tokens > MIN_LARGE_FILL * each)
+        count = min(tokens, max(large, default=largest))
+        yield next(each for each in sizes if each >= count), count
+        tokens -= count
 
 
 def affordable_tokens(seconds: float, tokens: int) -> int:
@@ -87,7 +103,7 @@ class FusedRunner(FixedSizeRunner):
         prefills = {rows: FusedPrefill(model, kv, tables, rows) for rows in sorted(prompts)}
         self._prompts = GraphSizes("prompt graph", prefills)
         self.token_budget = DEFAULT_TOKEN_BUDGET
-        # Of a prompt token in the largest graph, and of a frame of every slot; infinite: not measured.
+        # Seconds per prompt token in the largest graph, and per frame of every slot; infinite: not measured.
         self.token_seconds = self.frame_seconds = math.inf
         if capture or check:
             self._build(capture=capture)
@@ -112,17 +128,16 @@ class FusedRunner(FixedSizeRunner):
         return PendingStep.of(batch, tokens, attention=attention)
 
     def _launch_prompts(self, prefills: list[Prefill]) -> None:
-        """Prefill the tokens of all prompts, concatenated, in chunks of at most the largest size."""
+        """Prefill the tokens of all prompts, concatenated, in chunks."""
         if not any(each.end > each.start for each in prefills):
             return
         tokens = np.concatenate([each.sequence.tokens[each.start : each.end] for each in prefills])
         slots = np.concatenate([np.full(each.end - each.start, each.sequence.slot) for each in prefills])
         positions = np.concatenate([np.arange(each.start, each.end) for each in prefills])
-        largest = max(self._prompts)
-        for start in range(0, len(tokens), largest):
-            chunk = slice(start, start + largest)
-            count = len(tokens[chunk])
-            rows = next(size for size in self._prompts if size >= count)
+        start = 0
+        for rows, count in prompt_chunks(len(tokens), list(self._prompts)):
+            chunk = slice(start, start + count)
+            start += count
             inputs = self._prompts[rows].workload.padding()
             inputs[0, :count], inputs[1, :count], inputs[2:, :count] = slots[chunk], positions[chunk], tokens[chunk].T
             self._prompts.run(rows, inputs)
@@ -167,9 +182,11 @@ class FusedRunner(FixedSizeRunner):
 
     def _add_large_prompts(self, context: CaptureContext) -> None:
         eager, tables = self.eager, self._tables.target
+        # `burst_tokens` rounds to multiples of DEFAULT_TOKEN_BUDGET.
+        largest = max(self.token_budget, BURST_SECONDS / self.token_seconds + DEFAULT_TOKEN_BUDGET / 2)
         for size in LARGE_PROMPTS:
-            if max(PROMPTS) < size <= max(self.token_budget, BURST_SECONDS / self.token_seconds):
-                self._prompts.add(size, FusedPrefill(eager.model, eager.kv, tables, size), context)
+            if max(self._prompts) < size <= largest:
+                self._prompts.add(size, partial(FusedPrefill, eager.model, eager.kv, tables, size), context)
 
     def _build_reader(self, context: CaptureContext | None) -> None:
         """Compile and capture the kernels of word times now, so that no request waits for it.
