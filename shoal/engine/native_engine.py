@@ -23,7 +23,7 @@ from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.cores import default_threads
 from shoal.engine.execution.native_steps import NativeSteps
 from shoal.engine.output.audio_decoder import AudioDecoder
-from shoal.engine.output.chunks import LEAST_FRAMES
+from shoal.engine.output.chunks import MIN_CHUNK_FRAMES
 from shoal.engine.prefix_file import PrefixFile
 from shoal.engine.preprocess import build_utterance, plan_request
 from shoal.engine.request_tracker import RequestTracker
@@ -231,7 +231,7 @@ class NativeEngine:
         return AudioDecoder(
             self.checkpoint.codec,
             self.config.slots,
-            first_frames=self.config.first_chunk_frames or LEAST_FRAMES,
+            first_frames=self.config.first_chunk_frames or MIN_CHUNK_FRAMES,
             max_frames=self.config.max_chunk_frames,
             clock=self._clock,
             backends=("native",),

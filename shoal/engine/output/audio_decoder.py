@@ -96,7 +96,7 @@ class AudioDecoder:
         self.seconds = 0.0  # host time spent launching calls and waiting for them
         self.failures = 0  # utterances in a row that the codec could not decode alone either
         self.reasons: dict[CodecBackend, str] = {}  # why a backend is not used
-        self.first_frames = first_frames  # of the first chunk, unless a request asks for another number
+        self.first_frames = first_frames  # frames of the first chunk, unless a request asks for another number
         self._slots, self._max_frames, self._overlap = slots, max_frames, overlap
         self._backends, self._retry, self._native = backends, RetryTimer(clock), native
         self._built: dict[CodecBackend, AnyDecoder] = {}

@@ -104,7 +104,7 @@ def burst_tokens(frame_rate: float, token_budget: int, token_seconds: float) -> 
     if not 0 < token_budget * token_seconds <= MAX_PAUSING_PREFILL_SECONDS:
         return 0
     tokens = FRAME_PAUSE / frame_rate / token_seconds
-    # Graphs have multiples of this size.
+    # Rounded to whole graphs of this size.
     return max(token_budget, round(tokens / DEFAULT_TOKEN_BUDGET) * DEFAULT_TOKEN_BUDGET)
 
 
@@ -132,9 +132,9 @@ class Scheduler:
         policy: AdmissionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """While more prompt tokens wait than a step computes, as in a burst, frames wait for every other step.
+        """While more prompt tokens wait than a step computes, as in a burst, every second step computes only prompts.
 
-        That step computes up to `burst_tokens`; with 0 frames never wait.
+        Such a step computes up to `burst_tokens`; with 0 there is none, and frames never wait.
         """
         self.pool = pool
         self.stop_id = stop_id

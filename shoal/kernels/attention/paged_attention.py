@@ -398,7 +398,7 @@ def paged_decode(
     workspace = workspace or DecodeWorkspace.allocate(rows, heads, kv_heads, d, q.device)
     out = torch.empty_like(q)
     pdl, split = supports_pdl(q.device), rows <= SPLIT_ROWS
-    # The prefetched block takes most registers of a multiprocessor: one split on each of them.
+    # The prefetched block takes most registers of a multiprocessor: at most one split, of PARTS programs, for each.
     prefetch = split and q.element_size() == 2 and rows * kv_heads * NUM_SPLITS <= multiprocessor_count(q.device)
     parts = PARTS if prefetch and d >= 16 * PARTS else 1
     occupancy = rows >= HIGH_OCCUPANCY_ROWS and shared_memory_limit(q.device) >= HOPPER_SHARED_MEMORY

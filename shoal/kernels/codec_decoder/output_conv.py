@@ -55,7 +55,7 @@ def _output_conv_kernel(
     if PDL:
         launch_dependents_and_wait()
     x_tile = tl.load(tl.where((time >= 0)[:, None], new_ptrs, past_ptrs), mask=mask, other=0.0)
-    products = tl.dot(x_tile, w, input_precision="ieee")  # of every row with every tap
+    products = tl.dot(x_tile, w, input_precision="ieee")  # products of every row with every tap
     later = tl.minimum(row[:, None] + tap[None, :], BLOCK_M - 1)
     shifted = tl.where((tap < TAPS)[None, :], tl.gather(products, later, 0), 0.0)
     y = tl.sum(shifted, axis=1) + tl.load(bias)

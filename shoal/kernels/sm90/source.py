@@ -8,13 +8,12 @@ from typing import NamedTuple
 SOURCES = Path(__file__).parent / "src"
 CONV_UNIT = 192  # outputs that a warpgroup of src/conv.cu computes at a time
 WIDE_OUTPUTS = 3072
-# Shared memory of a block of src/few_rows_linear.cu. Two blocks must not fit on a multiprocessor, or some would get two
-# and others none.
-LINEAR_SHARED_BYTES = 160_000
-MIN_LINEAR_SHARED_BYTES = 116_736
-MAX_SHARED_BYTES = 232_448
-LARGE_INPUT_BYTES = 100_000
-MAX_GROUPS = 6
+# Bytes of shared memory of a block of src/few_rows_linear.cu: what the rings and inputs of layers with many outputs may
+# take, what those of others and large inputs may take (all of a block's on Hopper), and half of a multiprocessor's.
+# With less than that two blocks would fit on a multiprocessor: some would get two and others none.
+LINEAR_SHARED_BYTES, MAX_SHARED_BYTES, MIN_LINEAR_SHARED_BYTES = 160_000, 232_448, 116_736
+LARGE_INPUT_BYTES = 100_000  # from which inputs are large
+MAX_GROUPS = 6  # groups of warps of a block
 
 
 class ConvVariant(NamedTuple):

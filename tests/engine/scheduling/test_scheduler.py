@@ -436,7 +436,6 @@ def test_prompts_that_a_step_can_compute_delay_no_frame() -> None:
 def test_a_sequence_that_shares_blocks_in_flight_is_in_the_batch_although_its_frame_waits() -> None:
     line = pausing(budget=16)
     device = CheckingDevice(line, lag=1)
-    drew(device)  # the time of the last frame
     for id in range(3):
         line.add(Sequence.start(id, VOICES[1], SamplingParams(max_frames=4), MAX_LENGTH))
     line.add(sequence(3, tokens=20))

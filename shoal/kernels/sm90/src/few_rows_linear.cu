@@ -6,7 +6,7 @@
 // copies boxes of weights (TMA) into rings of shared memory: it starts before the grid dependency wait, so that the rings
 // are full when x arrives. Groups of warps take turns at tiles of outputs. Each warp of a group multiplies one split of K,
 // or two where a tile has four lines: the tensor cores take eight lines, and sixteen rows of x, at a time, so the four
-// lines of another split and its part of x fill them up. What combines one split with the other is not used.
+// lines of another split and its part of x fill them up. Products of the lines of one split with x of the other are discarded.
 // A box is [split of K][block of 128 bytes][line][128 bytes], swizzled by the copy engine; a line is a row of weights.
 //
 // Sums have the order of the Triton kernels, and so their bits: four splits of K, each from its first to its last
