@@ -1,6 +1,8 @@
 import asyncio
+import gc
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -21,7 +23,7 @@ from shoal.engine.process.messages import Speak
 from shoal.engine.process.supervisor import Supervisor
 from shoal.engine.process.worker import EngineSource
 from shoal.errors import EngineBusy, MissingExtra
-from shoal.speech import AudioChunk, Samples, SpeechRequest
+from shoal.speech import AudioChunk, FinishReason, Recording, Samples, SpeechRequest
 from shoal.voices.store import VoiceStore
 from tests.engine.clock import FakeClock
 
@@ -148,6 +150,27 @@ def test_a_stream_that_cannot_encode_cancels_its_request(
         asyncio.run(read())
     assert unstarted._queued == []
     assert state.queue.in_flight == 0
+
+
+def test_recordings_are_released_when_generation_ends_not_when_the_client_has_read(
+    state: ServerState, job: SpeechJob, unstarted: Supervisor
+) -> None:
+    def held() -> int:
+        gc.collect()
+        return sum(isinstance(each, Recording) and each.transcript == "held" for each in gc.get_objects())
+
+    async def generate() -> None:
+        request = replace(job.request, recordings=(Recording(b"audio", "held"),))
+        stream, generated = SpeechStream(state, replace(job, request=request)), asyncio.Event()
+        del request
+        stream.on_generated(generated.set)
+        assert held() == 1
+        unstarted._queued.pop().deliver(AudioChunk(np.zeros(1_000, np.float32), 16_000, FinishReason.STOP))
+        await generated.wait()
+        assert held() == 0
+        assert any([piece async for piece in stream.buffer.read()])
+
+    asyncio.run(generate())
 
 
 def test_a_job_that_the_engine_refuses_leaves_no_place_taken(

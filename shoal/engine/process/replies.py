@@ -11,20 +11,25 @@ from shoal.speech import AudioChunk
 
 
 class ReplyStream:
-    """The chunks of a submitted request, as they are generated. Close it, also if no chunk was awaited."""
+    """The chunks of a submitted request, as they are generated.
+
+    It must be closed even if it was never iterated. `cancel` does not wake a pending `__anext__`.
+    """
 
     def __init__(self, replies: "asyncio.Queue[JobReply]", cancel: Callable[[], None]) -> None:
-        self._replies, self._cancel = replies, cancel
-        self._ended = False
+        self._replies = replies
+        # None once the request has ended: the callback holds the request's recordings, and a client may read for long.
+        self._cancel: Callable[[], None] | None = cancel
 
     def __aiter__(self) -> "ReplyStream":
         return self
 
     async def __anext__(self) -> AudioChunk:
-        if self._ended:
+        if self._cancel is None:
             raise StopAsyncIteration
         reply = await self._replies.get()
-        self._ended = not isinstance(reply, AudioChunk) or reply.finish is not None
+        if not isinstance(reply, AudioChunk) or reply.finish is not None:
+            self._cancel = None
         if isinstance(reply, Failed):
             raise reply.error
         assert isinstance(reply, AudioChunk), "Speak is answered by chunks"
@@ -32,9 +37,9 @@ class ReplyStream:
 
     def cancel(self) -> None:
         """Cancel the request unless it has ended. It stops counting against the supervisor's queue limit at once."""
-        if not self._ended:
-            self._ended = True
-            self._cancel()
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            cancel()
 
     async def aclose(self) -> None:
         self.cancel()
