@@ -50,24 +50,30 @@ def _user_directory(variable: str, default: str) -> Path:
 
 
 def is_local(path: Path) -> bool:
-    """Return whether a path, which need not exist, is on a local file system; False if that is unknown."""
+    """Return whether a path, which need not exist, and all below it are on local file systems; False if unknown."""
     try:
         mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:  # not Linux
         return False
-    return file_system(os.path.realpath(path), mounts) in LOCAL_FILE_SYSTEMS
+    return file_systems(os.path.realpath(path), mounts) <= LOCAL_FILE_SYSTEMS
 
 
-def file_system(path: str, mounts: str) -> str:
-    """Return the type of the file system of a path without links, by the lines of /proc/self/mountinfo."""
-    deepest, kind = "", ""
+def file_systems(path: str, mounts: str) -> set[str]:
+    """Return the types of the file systems at and below a resolved path; `mounts` is /proc/self/mountinfo's content."""
+    deepest, own, below = "", "", set[str]()
     for line in mounts.splitlines():
         mount, _, source = line.partition(" - ")
         point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), mount.split(" ")[4])
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(deepest):  # of two mounts at one point the later one hides the other
-            deepest, kind = point, source.split(" ")[0]
-    return kind
+        kind = source.split(" ")[0]
+        if _contains(point, path) and len(point) >= len(deepest):  # a later mount at the same point hides the earlier
+            deepest, own = point, kind
+        elif _contains(path, point):
+            below.add(kind)
+    return below | {own}
+
+
+def _contains(directory: str, path: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
 class AtomicFile:

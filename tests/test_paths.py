@@ -22,7 +22,7 @@ from shoal.paths import (
     config_directory,
     data_directory,
     file_lock,
-    file_system,
+    file_systems,
     is_local,
     output_errors,
     peak_rss_bytes,
@@ -206,24 +206,26 @@ MOUNTS = r"""22 1 0:21 / / rw,relatime - overlay overlay rw,lowerdir=/a
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"),
+    ("path", "kinds"),
     [
-        ("/home/me/voices", "overlay"),
-        ("/srv", "ext4"),
-        ("/srv/voices", "ext4"),
-        ("/srvvoices", "overlay"),
-        ("/srv/shared voices/narrator", "nfs4"),
-        ("/mnt/voices", "fuse.s3fs"),
+        ("/home/me/voices", {"overlay"}),
+        ("/srv", {"ext4", "nfs4"}),
+        ("/srv/voices", {"ext4"}),
+        ("/srvvoices", {"overlay"}),
+        ("/srv/shared voices/narrator", {"nfs4"}),
+        ("/mnt/voices", {"fuse.s3fs"}),
+        ("/", {"overlay", "ext4", "nfs4", "fuse.s3fs"}),
     ],
 )
-def test_the_file_system_of_a_path_is_that_of_its_deepest_and_last_mount(path: str, kind: str) -> None:
-    assert file_system(path, MOUNTS) == kind
-
-
-def test_a_path_is_local_only_if_its_file_system_is_known_to_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_file_systems_of_a_path_are_that_of_its_deepest_and_last_mount_and_those_below_it(
+    path: str, kinds: set[str]
 ) -> None:
-    monkeypatch.setattr("shoal.paths.file_system", lambda path, mounts: "tmpfs")
-    assert is_local(tmp_path / "missing") == (sys.platform == "linux")
-    monkeypatch.setattr("shoal.paths.file_system", lambda path, mounts: "nfs4")
-    assert not is_local(tmp_path)
+    assert file_systems(path, MOUNTS) == kinds
+
+
+@pytest.mark.parametrize(("kinds", "local"), [({"tmpfs"}, True), ({"nfs4"}, False), ({"tmpfs", "nfs4"}, False)])
+def test_a_path_is_local_only_if_all_its_file_systems_are_known_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: set[str], local: bool
+) -> None:
+    monkeypatch.setattr("shoal.paths.file_systems", lambda path, mounts: kinds)
+    assert is_local(tmp_path / "missing") == (local and sys.platform == "linux")

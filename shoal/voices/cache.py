@@ -124,7 +124,7 @@ class VoiceCache:
 
     @property
     def local(self) -> bool:
-        """Whether looking up a voice waits for no network."""
+        """True if all directories of voices are on local file systems."""
         return self._store.local
 
     def exists(self, name: str) -> bool:
@@ -132,7 +132,7 @@ class VoiceCache:
         return self._store.exists(name)
 
     def look_up(self, source: VoiceSource) -> VoiceLookup:
-        """Return the key of a voice. Blocks: reads file stamps (80 us on a local disk), or hashes recordings."""
+        """Return the key of a voice. Blocks: reads the stamps of a voice's files, or hashes recordings."""
         if isinstance(source, DialogueSource):
             speakers = [self.look_up(each) for each in source.speakers]
             return VoiceLookup(tuple(each.key for each in speakers), lambda: self._make_dialogue(speakers))

@@ -15,7 +15,6 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
 from pathlib import Path
 
 from shoal.errors import InvalidRequest, VoiceNotFound
@@ -91,12 +90,9 @@ class VoiceStore:
         self._builtin = tuple(root.resolve() for root in builtin)
         self._sample_rate = sample_rate
         self._limits = limits
+        # Whether all directories of voices are on local file systems: looking up a voice waits for no network.
+        self.local = all(map(is_local, self._roots))
         self._sweep()
-
-    @cached_property
-    def local(self) -> bool:
-        """Whether looking up a voice waits for no network."""
-        return all(map(is_local, self._roots))
 
     def names(self) -> list[str]:
         """Return the sorted names of all directories with at least one recording and its transcript."""

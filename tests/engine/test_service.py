@@ -18,7 +18,6 @@ from shoal.engine.service import SHORT_TEXT, Service
 from shoal.errors import TextError
 from shoal.speech import AudioChunk, Pronunciation, Recording, Sampling, SpeechRequest
 from shoal.text.plan import TextPlan
-from shoal.voices.store import VoiceStore
 from tests.engine.test_engine import recording
 
 HELLO = SpeechRequest("Hello there.")
@@ -26,7 +25,7 @@ HELLO = SpeechRequest("Hello there.")
 
 @pytest.fixture
 def service(tiny: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    monkeypatch.setattr(VoiceStore, "local", True)
+    monkeypatch.setattr("shoal.voices.store.is_local", lambda path: True)
     core = EngineCore(tiny, EngineConfig(slots=2, guard=False))
     made = Service(core, voice_cache(tiny, tmp_path / "voices"))
     yield made
@@ -69,7 +68,7 @@ def test_others_are_prepared_on_another_thread(given: SpeechRequest, service: Se
 def test_looking_up_a_voice_over_a_network_blocks_no_event_loop(
     service: Service, planners: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(VoiceStore, "local", False)
+    monkeypatch.setattr(service.voices._store, "local", False)
     asyncio.run(service.prepare(HELLO, inline=True))
     assert planners[0] != threading.current_thread().name
 
