@@ -113,8 +113,9 @@ def emulate_device(times: DeviceTimes, frames: int) -> None:
 
     EagerRunner.launch = launch  # type: ignore[method-assign, assignment]
     AudioDecoder._run = decode  # type: ignore[method-assign]
-    # As with graphs: audio is collected in the next step.
+    # As with graphs: audio is collected in the next step, and has the same bits in chunks of any size.
     AudioDecoder.overlap = property(lambda _: True, lambda _, value: None)  # type: ignore[method-assign, assignment]
+    AudioDecoder.exact_chunks = True  # type: ignore[method-assign, assignment]
     FallbackRunner.__init__ = build  # type: ignore[method-assign]
     FallbackRunner.frame_seconds = property(lambda runner: times.of_frame(len(runner._eager.tables)))  # type: ignore[method-assign, assignment]
     FallbackRunner.token_seconds = property(lambda _: times.of_step(0, PROMPT_GRAPH_TOKENS) / PROMPT_GRAPH_TOKENS)  # type: ignore[method-assign, assignment]

@@ -45,7 +45,7 @@ class EngineConfig:
     batch_size: int = 4  # maximum batch of the dynamic and static policies
     batch_seconds: float = 0.05  # maximum time those policies collect a batch
     max_waiting: int = 256  # queued requests before new ones are rejected
-    # Frames of a stream's first chunk. None: one on a GPU with fast steps, else two (`chunks.first_chunk_frames`).
+    # Frames of a stream's first chunk. None: 1 if a step of all slots takes at most a sixth of a frame, else 2.
     first_chunk_frames: int | None = None
     max_chunk_frames: int = 32
     context_tokens: int = 0  # longest prompt, in tokens, that may contain earlier turns; 0: the model's limit

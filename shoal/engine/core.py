@@ -19,7 +19,7 @@ from shoal.engine.execution.runner import EagerRunner
 from shoal.engine.kv_cache import HostCache, PagedKV, require_kv_backend, resolve_kv_dtype
 from shoal.engine.memory.stats import is_out_of_memory, release_cached_memory
 from shoal.engine.output.audio_decoder import AudioDecoder, CodecBackend
-from shoal.engine.output.chunks import first_chunk_frames
+from shoal.engine.output.chunks import MIN_CHUNK_FRAMES, first_chunk_frames
 from shoal.engine.request_tracker import RequestStats, RequestTracker
 from shoal.engine.scheduling.blocks import BlockPool, BlockStats
 from shoal.engine.scheduling.policy import admission_policy
@@ -92,7 +92,7 @@ class EngineCore:
         self.audio_decoder = AudioDecoder(
             checkpoint.codec,
             config.slots,
-            first_frames=self._first_chunk_frames(),
+            first_frames=config.first_chunk_frames or MIN_CHUNK_FRAMES,
             max_frames=config.max_chunk_frames,
             clock=clock,
             overlap=self.runner.lag > 0,
@@ -177,7 +177,7 @@ class EngineCore:
         self.scheduler.token_budget = budget = self.config.token_budget or self.runner.token_budget
         frame_rate = self.checkpoint.codec.config.frame_rate
         self.scheduler.burst_tokens = burst_tokens(frame_rate, budget, self.runner.token_seconds)
-        self.audio_decoder.first_frames = self._first_chunk_frames()
+        self.audio_decoder.first_frames = self.config.first_chunk_frames or self._default_first_chunk()
         suspect = self._suspect()
         if suspect is not None and suspect.slot < 0 and not self.scheduler.has_free_slot:
             return self.scheduler.plan()  # the suspect waits for a slot
@@ -186,9 +186,10 @@ class EngineCore:
             return Batch()
         return self.scheduler.plan(alone=suspect)
 
-    def _first_chunk_frames(self) -> int:
-        frame_rate = self.checkpoint.codec.config.frame_rate
-        return self.config.first_chunk_frames or first_chunk_frames(frame_rate, self.runner.frame_seconds)
+    def _default_first_chunk(self) -> int:
+        if not self.audio_decoder.exact_chunks:
+            return MIN_CHUNK_FRAMES
+        return first_chunk_frames(self.checkpoint.codec.config.frame_rate, self.runner.frame_seconds)
 
     def _launch(self, batch: Batch) -> Callable[[], StepOutput] | None:
         """Launch a batch; return the function that waits for the oldest step in flight, None if the launch failed."""

@@ -113,6 +113,11 @@ class AudioDecoder:
         return self._decoder.backend
 
     @property
+    def exact_chunks(self) -> bool:
+        """Return whether samples have the same bits in chunks of any size; other backends round by the size."""
+        return self.backend == "graph"
+
+    @property
     def dropped(self) -> list[str]:
         """Return size and reason of the sizes that the current decoder leaves out."""
         return self._decoder.dropped if uses_graphs(self._decoder) else []

@@ -20,6 +20,7 @@ from shoal.engine.execution.graphs import (
     affordable_tokens,
     prompt_chunks,
 )
+from shoal.engine.output.audio_decoder import AudioDecoder
 from shoal.engine.scheduling.scheduler import burst_tokens
 from shoal.engine.utterance import Turn, Utterance
 from shoal.kernels.cuda_graph import CapturedGraph
@@ -60,9 +61,13 @@ def test_the_budget_follows_the_backend_in_use(tiny: Checkpoint, monkeypatch: py
     fast = SimpleNamespace(token_budget=2048, token_seconds=4.5e-6, frame_seconds=2e-3)
     monkeypatch.setattr("shoal.engine.execution.fallback.FusedRunner", SimpleNamespace)
     core.runner.runner.launcher = fast  # type: ignore[assignment]
+    monkeypatch.setattr(AudioDecoder, "exact_chunks", True)
     assert budget_of(core) == 2048
     assert core.scheduler.burst_tokens == burst_tokens(tiny.codec.config.frame_rate, 2048, 4.5e-6) > 2048
     assert core.audio_decoder.first_frames == 1
+    monkeypatch.setattr(AudioDecoder, "exact_chunks", False)
+    assert (budget_of(core), core.audio_decoder.first_frames) == (2048, 2)  # the second chunk would depend on time
+    monkeypatch.setattr(AudioDecoder, "exact_chunks", True)
     core.runner.runner.launcher = eager
     assert budget_of(core) == DEFAULT_TOKEN_BUDGET
     assert core.scheduler.burst_tokens == 0
@@ -143,7 +148,7 @@ def test_the_times_of_graphs_decide_on_prompts_and_first_chunks(
     core = EngineCore(random_checkpoint("s1-mini", device="cuda", encoder=False), replace(CONFIG, backend="graph"))
     launcher = core.runner.runner.launcher
     assert isinstance(launcher, FusedRunner)
-    assert (launcher.token_budget, launcher.token_seconds) == (budget, seconds / 512)
+    assert (budget_of(core), launcher.token_seconds) == (budget, seconds / 512)
     assert (launcher.frame_seconds, core.audio_decoder.first_frames) == (seconds, frames)
 
 
