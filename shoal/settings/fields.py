@@ -130,9 +130,9 @@ class Settings(BaseSettings):
     )
     token_budget: Count | None = Field(
         None,
-        description="Maximum number of prompt tokens computed per step; steps of bursts and of hundreds of sequences "
-        "compute more. Longer prompts are prefilled in chunks. Unset: as many as a GPU computes in 12 ms, measured at "
-        "start, between 512 and 4,096; elsewhere 512.",
+        description="Maximum number of prompt tokens computed per step; steps of hundreds of sequences compute more. "
+        "Longer prompts are prefilled in chunks. Unset: as many as a GPU computes in 12 ms, measured at start, between "
+        "512 and 4,096, and in bursts as many as take half a frame of audio; elsewhere 512.",
     )
     policy: Literal["continuous", "dynamic", "static"] = Field(
         EngineConfig.policy,

@@ -12,6 +12,7 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.core import EngineCore
+from shoal.engine.execution.fallback import FallbackRunner
 from shoal.engine.execution.graphs import (
     LARGE_PROMPTS,
     MAX_TOKEN_BUDGET,
@@ -50,8 +51,10 @@ def budget_of(core: EngineCore) -> int:
     return core.scheduler.token_budget
 
 
-def test_the_setting_wins_over_the_measured_budget(tiny: Checkpoint) -> None:
-    assert budget_of(EngineCore(tiny, replace(CONFIG, token_budget=37))) == 37
+def test_the_setting_wins_over_the_measured_budget(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FallbackRunner, "token_seconds", 4.5e-6)
+    core = EngineCore(tiny, replace(CONFIG, token_budget=37))
+    assert budget_of(core) == core.scheduler.burst_tokens == 37
 
 
 def test_the_budget_follows_the_backend_in_use(tiny: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
