@@ -85,7 +85,7 @@ class ByteBuffer:
 
 
 class SpeechStream:
-    """One job in flight, which starts immediately; an engine process has it when this returns.
+    """One job in flight, which starts immediately: a Supervisor has the request before the constructor returns.
 
     Raises what RequestAccounting raises when it is not admitted, and what the engine raises when it refuses the job.
     """
@@ -149,19 +149,19 @@ class SpeechStream:
         self.buffer.close(error)
 
     def _cancel_request(self) -> None:
-        """Cancel a submitted request that has not ended, before its place in the queue is given to another one.
+        """Cancel a submitted request that has not ended, before its admission slot is released.
 
-        The task does it too, but later, and not if it was cancelled before its first step.
+        The task cancels it as well, but only at its next step, and never if it had not started.
         """
         if isinstance(self._chunks, ReplyStream):
             self._chunks.cancel()
 
     def _submit(self) -> AudioStream:
-        with ExitStack() as refused:
-            refused.push(self.accounting)
+        with ExitStack() as on_error:
+            on_error.push(self.accounting)
             request = replace(self._job.request, client=self._job.key.name)
             chunks = self._job.engine.service.speak(request, self._deadline)
-            refused.pop_all()
+            on_error.pop_all()
         return chunks
 
     async def _generate(self) -> None:

@@ -125,9 +125,9 @@ class Service:
         """Resolve the voice and tokenize, in one hop to a thread of the pool unless the voice has to be encoded.
 
         `voice` overrides the voice that the request names. Without `deadline` the request's timeout starts now. With
-        `inline`, for event loops that serve no connections, a short request is prepared there if voices are on a local
-        file system. Raises DeadlineExceeded when the deadline passes while the voice is encoded or a thread prepares
-        the request.
+        `inline`, for the event loop of the engine process, a short request is prepared there if voices are on a local
+        file system, which takes a few milliseconds. Raises DeadlineExceeded when the deadline passes while the voice is
+        encoded or a thread prepares the request.
         """
         deadline = request.deadline_from(self.core.clock()) if deadline is None else deadline
         remaining = None if deadline is None else deadline - self.core.clock()

@@ -213,9 +213,9 @@ class SpeechBody(Body):
     latency: Annotated[
         Literal["low", "balanced", "normal"] | None,
         Field(
-            description="First chunk of a stream: low one or two frames (one where the GPU is fast), balanced 0.46 s, "
-            "normal 0.93 s. low and balanced stream, normal returns the audio whole; `streaming` takes precedence. "
-            "Default: whole, or as low."
+            description="First chunk of a stream: low 1 or 2 frames, depending on the GPU, balanced 0.46 s, normal "
+            "0.93 s. low and balanced stream, normal returns the audio whole; `streaming` takes precedence. "
+            "Default: the complete file; in a stream the same as low."
         ),
     ] = None
     streaming: Annotated[

@@ -57,7 +57,9 @@ def few_rows_layers(model: DualAR) -> FewRowsLayers:
 
 
 class _Use(NamedTuple):
-    """How a model uses a layer: after a norm, or added to the residual stream; all of its outputs or the first ones."""
+    """Use of a layer: its input is normed, or its output is added to the residual stream; optionally only its first
+    outputs.
+    """
 
     layer: AnyLinear
     norm: bool

@@ -29,13 +29,13 @@ from shoal.model.slow import Head
 logger = logging.getLogger(__name__)
 
 PROMPTS = (32, 64, 96, 128, 192, 256, 384, 512)
-# Captured only where a step of a burst computes so many. The kernels have the tiles of 512 tokens, and so their bits.
+# Captured only if a burst step can fill them. They use the tiles of the 512-token graph, so results are bit-identical.
 LARGE_PROMPTS = (1024, 2048)
 # Time that the prompts of a step may take: a quarter of a frame of audio, which running streams have in reserve. More
 # tokens per step do not start a burst of 64 requests sooner on an H200, and delay those that follow.
 PREFILL_SECONDS = 0.012
 BURST_SECONDS = 0.024  # maximum seconds of a step without frames (`scheduler.burst_tokens`)
-# A large graph is faster than several of 512 tokens only if it is filled: it takes nine tenths of their time.
+# Minimum fill of a large graph. A full one takes nine tenths of the time of the 512-token graphs that it replaces.
 MIN_LARGE_FILL = 7 / 8
 MAX_TOKEN_BUDGET = 4096
 TIMED_REPLAYS = 3
@@ -174,7 +174,7 @@ class FusedRunner(FixedSizeRunner):
         logger.info("a step computes up to %d prompt tokens; %d take %.1f ms", self.token_budget, size, seconds * 1e3)
 
     def _measure_frames(self) -> None:
-        """Measure a frame of every slot, without context: the size of first chunks depends on it."""
+        """Time a decode step of all slots with empty KV caches: the size of first chunks depends on it."""
         slots, largest = len(self.eager.tables), max(self._frames)
         graphs = -(-slots // largest)  # more than one where the largest size failed
         self.frame_seconds = graphs * self._frames[largest].replay_seconds(TIMED_REPLAYS)

@@ -97,9 +97,9 @@ BUDGET_PER_DECODE = 256
 
 
 def burst_tokens(frame_rate: float, token_budget: int, token_seconds: float) -> int:
-    """Return the prompt tokens of a step for which frames wait; 0 where frames do not wait.
+    """Return the maximum prompt tokens of a prefill-only step: as many as take FRAME_PAUSE.
 
-    They do not where the prompts of any step take too long: a stream would get its frames later than it plays them.
+    0 disables such steps: where prefill is too slow, running streams would underrun.
     """
     if not 0 < token_budget * token_seconds <= MAX_PAUSING_PREFILL_SECONDS:
         return 0
@@ -132,9 +132,9 @@ class Scheduler:
         policy: AdmissionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """While more prompt tokens wait than a step computes, as in a burst, every second step computes only prompts.
+        """While more prompt tokens wait than a step computes, as in a burst, every second step is prefill-only.
 
-        Such a step computes up to `burst_tokens`; with 0 there is none, and frames never wait.
+        Such a step computes up to `burst_tokens`; with 0 every step also decodes.
         """
         self.pool = pool
         self.stop_id = stop_id
@@ -150,7 +150,7 @@ class Scheduler:
         self._free_slots = list(reversed(range(slots)))
         self._waiting_since: dict[int, float] = {}
         self._arrivals = 0
-        self._postponed = False  # whether frames waited for the last plan
+        self._postponed = False  # whether the last plan was prefill-only
         self._prefixes = PrefixesInFlight()
 
     @property
