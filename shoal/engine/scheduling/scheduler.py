@@ -213,8 +213,9 @@ class Scheduler:
         """Return the prompt tokens that a step with this many decodes may compute.
 
         Decodes do not reduce it: with as many of them as tokens in the budget, new requests would wait for seconds.
+        After a prefill-only step they do not raise it either: together the two steps must take less than a frame.
         """
-        return prefill_budget(self.token_budget, decodes)
+        return self.token_budget if self._postponed else prefill_budget(self.token_budget, decodes)
 
     def commit(self, output: StepOutput) -> list[Progress]:
         """Append the frames of a step; frames of sequences that have ended or been preempted since are dropped."""

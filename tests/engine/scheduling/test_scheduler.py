@@ -424,6 +424,22 @@ def test_frames_wait_for_the_prompts_of_a_burst_at_every_other_step() -> None:
     ]
 
 
+def test_a_step_after_a_prefill_only_one_keeps_to_the_token_budget_beside_many_decodes() -> None:
+    line = pausing(budget=1)
+    device = CheckingDevice(line)
+    for id in range(3):
+        line.add(sequence(id, tokens=1, frames=30))
+    drew(device, steps=3)
+    line.add(sequence(3, tokens=40))
+    planned = []
+    for _ in range(2):
+        batch = line.plan()
+        planned.append((spans(batch), len(batch.sampled())))
+        device.launch(batch)
+        line.commit(device.collect())
+    assert planned == [([(3, 0, 16)], 0), ([(3, 16, 17)], 3)]
+
+
 def test_prompts_that_a_step_can_compute_delay_no_frame() -> None:
     line = pausing()
     device = CheckingDevice(line)
