@@ -33,7 +33,7 @@ def emulated_core(device: str, slots: int) -> EngineCore:
     times = DEVICES[device]
     emulate_device(times, FRAMES)
     checkpoint = resolve_model(f"random:{times.size}", dtype=torch.float32, device="cpu", encoder=False)
-    config = EngineConfig(slots=slots, guard=False, token_budget=times.token_budget, backend="eager", kv_bytes=2 << 30)
+    config = EngineConfig(slots=slots, guard=False, backend="eager", kv_bytes=2 << 30)
     return build_core(checkpoint, config)
 
 

@@ -118,4 +118,5 @@ def emulate_device(times: DeviceTimes, frames: int) -> None:
     AudioDecoder.exact_chunks = True  # type: ignore[method-assign, assignment]
     FallbackRunner.__init__ = build  # type: ignore[method-assign]
     FallbackRunner.frame_seconds = property(lambda runner: times.of_frame(len(runner._eager.tables)))  # type: ignore[method-assign, assignment]
+    FallbackRunner.token_budget = property(lambda _: times.token_budget)  # type: ignore[method-assign, assignment]
     FallbackRunner.token_seconds = property(lambda _: times.of_step(0, PROMPT_GRAPH_TOKENS) / PROMPT_GRAPH_TOKENS)  # type: ignore[method-assign, assignment]
