@@ -149,7 +149,7 @@ def _frame_samples(frame: av.AudioFrame) -> Samples:
 class MuxerSettings:
     """ffmpeg settings of a format; the `live` options apply to streams, to send data without delay.
 
-    `encoder` options trade CPU time for quality: docs/benchmarks.md has what they cost and how they were judged.
+    `encoder` options trade CPU time for quality: docs/optimization-log.md has what they cost and how they were judged.
     """
 
     container: str

@@ -48,7 +48,7 @@ class Measured:
     step_of_64: float
 
 
-# docs/benchmarks.md: 1.06 ms and 728 audio-s/s; 5.23 ms and 324 audio-s/s, at 21.53 frames per second of audio.
+# docs/optimization-log.md: 1.06 ms and 728 audio-s/s; 5.23 ms and 324 audio-s/s, at 21.53 frames per second of audio.
 MEASURED = {"s1-mini": Measured(1.06e-3, 64 / (728 * 21.53)), "s2-pro": Measured(5.23e-3, 64 / (324 * 21.53))}
 # A frame of S1-mini in graphs of plain operators, for cards without fused kernels.
 PLAIN_FRAME = 6.1e-3
