@@ -2,7 +2,8 @@
 
 The interpreter accepts code that the compiler rejects. As long as nothing is launched, Triton needs no more than a
 driver that names the target. Prints as JSON the number of compiled variants of each kernel, of the layouts in which
-RMSNorm sums a row, and of products over 8-bit weights by how they group K; a compile error aborts.
+RMSNorm sums a row and attention a softmax, and of products over 8-bit weights by how they group K; a compile error
+aborts.
 """
 
 import json
@@ -10,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -23,9 +25,11 @@ from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV
 from shoal.kernels import rms_norm
+from shoal.kernels.attention import paged_attention
+from shoal.kernels.attention.paged_attention import paged_decode
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.int8_rows import int8_rows
-from shoal.kernels.jit import Kernel
+from shoal.kernels.jit import Kernel, collect_compiled
 from shoal.kernels.linear import linear as linear_kernels
 from shoal.kernels.linear import split_k_linear as split_k_kernels
 from shoal.kernels.linear.int4_linear import int4_linear, int4_split_k_linear
@@ -150,6 +154,43 @@ def norm_layouts() -> dict[str, int]:
     return {size: len(each) for size, each in found.items()}
 
 
+def attention_layouts() -> dict[str, int]:
+    """Return the number of different layouts of the sums of `_decode_kernel`, by head size and KV dtype.
+
+    Rows that prefetch their first block and rows that do not must add the weights of a softmax in the same order.
+    """
+    found = {}
+    for dim, dtype in product((32, 64, 128), (torch.bfloat16, torch.int8)):
+        layouts = set[str]()
+        for rows in (1, paged_attention.SPLIT_ROWS + 1):
+            layouts |= sum_layouts(decode_code(rows, dim, dtype))
+        found[f"{dim} {dtype}"] = len(layouts)
+    return found
+
+
+def decode_code(rows: int, dim: int, dtype: torch.dtype) -> str:
+    """Compile attention of so many rows and return its code in Triton's GPU dialect."""
+    q, keys = torch.empty(rows, 16, dim, dtype=torch.bfloat16), torch.empty(4, 16, 8, dim, dtype=dtype)
+    scales = None if dtype == torch.bfloat16 else torch.empty(4, 16, 8, dtype=torch.float16)
+    positions = torch.empty(rows, dtype=torch.int32)
+    tables = torch.empty(rows + 1, 9, dtype=torch.int32)  # of another width than those of the frames: a new variant
+    variants = paged_attention._decode_kernel.function.device_caches[0][0]
+    before = set(variants)
+    with collect_compiled():
+        paged_decode(q, keys, keys, tables, positions, positions, key_scales=scales, value_scales=scales)
+    (added,) = set(variants) - before
+    text: str = variants[added].asm["ttgir"]
+    return text
+
+
+def sum_layouts(text: str) -> set[str]:
+    """Return how warps share the rows of the sums of a kernel: the part of a layout that decides on their order."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", text, re.M))
+    sums = re.findall(r'"tt\.reduce".*?\}\) : \(tensor<[^>]*?, ([^>]*(?:<[^>]*>)?[^>]*)>', text, re.S)
+    named = (re.sub(r"#\w+", lambda name: layouts.get(name[0], name[0]), each) for each in sums)
+    return {match[0] for each in named if (match := re.search(r"warpsPerCTA = \[[\d, ]+\]", each))}
+
+
 def k_groups(device: int, *, wgmma: bool) -> dict[str, int]:
     """Return the number of products over 8-bit weights by how they group K, and of those that add in a wrong order.
 
@@ -245,7 +286,8 @@ def main() -> None:
     compile_ahead(workloads(), strict=True)
     kernels = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kernel)}
     variants = {name: len(each.function.device_caches[0][0]) for name, each in sorted(kernels.items())}
-    print(json.dumps({"variants": variants, "norm_layouts": norm_layouts(), "k_groups": k_groups(0, wgmma=True)}))
+    layouts = {"norm_layouts": norm_layouts(), "attention_layouts": attention_layouts()}
+    print(json.dumps({"variants": variants, **layouts, "k_groups": k_groups(0, wgmma=True)}))
 
 
 if __name__ == "__main__":

@@ -143,6 +143,9 @@ def test_every_kernel_compiles_for_hopper_without_a_gpu() -> None:
     # Another layout sums in another order: a row would have other bits with split-K than without.
     assert {"1024": 1, "4096": 1}.items() <= found["norm_layouts"].items()
     assert set(found["norm_layouts"].values()) == {1}
+    # Nor may attention of one row sum in another order than that of a batch.
+    assert len(found["attention_layouts"]) == 6
+    assert set(found["attention_layouts"].values()) == {1}
     # Products of few rows over 8-bit weights add in the order of those of many rows.
     assert found["k_groups"]["regrouped"] > 10
     assert found["k_groups"]["wrong"] == 0

@@ -32,9 +32,11 @@ BLOCK_N = 128
 NUM_SPLITS = 8
 # Up to this many rows each split has a program of its own; more rows fill the GPU with one program per row and KV head.
 SPLIT_ROWS = 16
-# Parts of the output columns for which the prefetching kernel has programs of their own: each holds all keys and a part
-# of the values, so that the next linear layer fits beside it on a multiprocessor and loads its weights meanwhile.
+# Programs per split when prefetching. Each loads all keys and its D / PARTS columns of the values, which leaves room on
+# the multiprocessor for the next linear layer to prefetch its weights.
 PARTS = 2
+# Narrower parts would have another warp layout, which adds the weights of a softmax in another order.
+MIN_PART = 32
 # From this many rows on, three programs per multiprocessor (80 registers per thread) are faster than two (108).
 HIGH_OCCUPANCY_ROWS = 128
 HIGH_OCCUPANCY_REGISTERS = 80
@@ -398,9 +400,9 @@ def paged_decode(
     workspace = workspace or DecodeWorkspace.allocate(rows, heads, kv_heads, d, q.device)
     out = torch.empty_like(q)
     pdl, split = supports_pdl(q.device), rows <= SPLIT_ROWS
-    # The prefetched block takes most registers of a multiprocessor: at most one split, of PARTS programs, for each.
+    # Only with at most one split (PARTS programs) per multiprocessor: a prefetched block takes most of its registers.
     prefetch = split and q.element_size() == 2 and rows * kv_heads * NUM_SPLITS <= multiprocessor_count(q.device)
-    parts = PARTS if prefetch and d >= 16 * PARTS else 1
+    parts = PARTS if prefetch and d >= MIN_PART * PARTS else 1
     occupancy = rows >= HIGH_OCCUPANCY_ROWS and shared_memory_limit(q.device) >= HOPPER_SHARED_MEMORY
     _decode_kernel[(NUM_SPLITS * parts if split else 1, kv_heads, rows)](
         q,

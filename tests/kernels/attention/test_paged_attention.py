@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -50,6 +52,32 @@ def test_one_program_per_split_and_one_for_all_splits_give_the_same_bits(
     together = paged_decode(q, keys, values, tables, slots, positions, block_n=16)
     split = paged_decode(q[:16], keys, values, tables, slots[:16], positions[:16], block_n=16)
     assert torch.equal(split, together[:16])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv", ["bfloat16", "int8", "fp8"])
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(16, 8, 128), (32, 8, 128), (6, 2, 64), (4, 2, 32)])
+def test_rows_of_released_sizes_have_the_same_bits_with_and_without_prefetch(
+    heads: int, kv_heads: int, d: int, kv: str
+) -> None:
+    """One and two rows prefetch, with two programs per split; 16 have one per split, 17 one for all splits."""
+    torch.manual_seed(0)
+    shape, decode = (800, 16, kv_heads, d), paged_decode
+    keys, values = (torch.randn(shape, device="cuda").bfloat16() for _ in range(2))
+    if kv != "bfloat16":
+        dtype = torch.int8 if kv == "int8" else torch.float8_e4m3fn
+        keys, values = ((each * 20).to(dtype) for each in (keys, values))
+        factors = torch.rand(2, *shape[:-1], device="cuda").half() / 20
+        decode = partial(paged_decode, key_scales=factors[0], value_scales=factors[1])
+    tables = torch.randint(0, 800, (17, 200), dtype=torch.int32, device="cuda")
+    positions = torch.tensor([3000, 0, 127, 128, 1023, 1024, 2047, 1500, *range(40, 49)], device="cuda").int()
+    q = torch.randn(17, heads, d, device="cuda").bfloat16()
+    slots = torch.arange(17, dtype=torch.int32, device="cuda")
+    together = decode(q, keys, values, tables, slots, positions)
+    for size in (1, 2, 16):
+        for rows in slots.long().split(size):
+            ours = decode(q[rows], keys, values, tables, slots[rows], positions[rows])
+            assert torch.equal(ours, together[rows]), (size, rows.tolist())
 
 
 def test_the_references_equal_attention_over_a_contiguous_cache() -> None:
