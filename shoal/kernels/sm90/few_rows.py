@@ -61,7 +61,7 @@ class LinearWeights:
 def linear_variants(
     weight: Tensor, *, norm: bool, gated: bool = False, int8_activations: bool = False
 ) -> list[LinearVariant]:
-    """Return the kernels of a layer, one for each number of rows, or none if its size or dtype is not supported.
+    """Return the kernels of a layer, one for each number of rows that fits, or none if the layer is not supported.
 
     A layer has a norm before it, or is added to a residual.
     """
@@ -76,7 +76,7 @@ def linear_variants(
         and columns * weight.element_size() % (4 * BLOCK_BYTES) == 0
         and outputs % tile == 0
     )
-    return variants if supported else []
+    return [each for each in variants if each.fits] if supported else []
 
 
 def pack_linear(weight: Tensor, scales: Tensor | None, kernels: Sequence[Sm90Kernel[LinearVariant]]) -> LinearWeights:

@@ -8,11 +8,12 @@ from typing import NamedTuple
 SOURCES = Path(__file__).parent / "src"
 CONV_UNIT = 192  # outputs that a warpgroup of src/conv.cu computes at a time
 WIDE_OUTPUTS = 3072
-# Bytes of shared memory of a block of src/few_rows_linear.cu: what the rings and inputs of layers with many outputs may
-# take, what those of others and large inputs may take (all of a block's on Hopper), and half of a multiprocessor's.
-# With less than that two blocks would fit on a multiprocessor: some would get two and others none.
+# Dynamic shared memory of a block of src/few_rows_linear.cu: the limit for wide layers, the limit for narrow layers,
+# large inputs and small GPUs (Hopper's maximum), and the minimum. The minimum is half of a multiprocessor's: with less,
+# two blocks would share one multiprocessor and leave another idle.
 LINEAR_SHARED_BYTES, MAX_SHARED_BYTES, MIN_LINEAR_SHARED_BYTES = 160_000, 232_448, 116_736
 LARGE_INPUT_BYTES = 100_000  # from which inputs are large
+SMALL_GPU = 78  # multiprocessors; parts of a GPU (MIG) have fewer, so each block has more outputs and larger sums
 MAX_GROUPS = 6  # groups of warps of a block
 
 
@@ -52,28 +53,45 @@ class LinearVariant(NamedTuple):
 
     @property
     def lines(self) -> int:
-        """Return the rows of weights of a tile. Few outputs have smaller tiles, which blocks can share evenly."""
+        """Return the weight rows of a tile. Narrow layers have smaller tiles, which blocks can share evenly."""
         return 8 if self.gated or self.outputs >= WIDE_OUTPUTS else 4
 
     @property
     def box_blocks(self) -> int:
-        """Return the number of 128-byte blocks of each split of K that a copy has: 8 KiB in all, with int8 up to 12."""
+        """Return the 128-byte blocks per K split of a copy's box: 8 KiB in all, 12 for int8 with eight weight rows."""
         return 4 if self.lines == 4 else 3 if self.int8 else 2
 
     @property
     def groups(self) -> int:
-        """Return the groups of warps of a block, which take turns at its tiles: with few outputs one for each tile."""
-        if self.lines == 8:
-            return 3
-        tiles, row = -(-self.outputs // (4 * self.multiprocessors)), self.columns * (1 if self.int8 else 2)
-        box = 4 * self.box_blocks * 4 * 128
-        return min(MAX_GROUPS, max(2, tiles), (MAX_SHARED_BYTES - self.rows * (row + 512)) // (2 * box + 512))
+        """Return the warp groups of a block: narrow layers have one per tile, if they fit with two stages each."""
+        return 3 if self.lines == 8 else min(MAX_GROUPS, max(2, self._tiles), self._max_groups)
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the rings of all groups fit into shared memory beside the inputs."""
+        return 0 < self.groups <= self._max_groups
 
     @property
     def shared_bytes(self) -> int:
-        """Return the most shared memory that the rings may fill, with the inputs."""
-        large = self.rows * self.columns * (1 if self.int8 else 2) > LARGE_INPUT_BYTES
+        """Return the limit of the shared memory of a block, which the rings fill beside the inputs."""
+        large = self.rows * self._row_bytes > LARGE_INPUT_BYTES or self.multiprocessors < SMALL_GPU
         return MAX_SHARED_BYTES if large or self.lines == 4 else LINEAR_SHARED_BYTES
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.columns * (1 if self.int8 else 2)
+
+    @property
+    def _tiles(self) -> int:
+        """Return the maximum number of tiles of a block."""
+        outputs = self.lines // 2 if self.gated else self.lines
+        return -(-self.outputs // (outputs * self.multiprocessors))
+
+    @property
+    def _max_groups(self) -> int:
+        """Return for how many groups there is room; the source counts inputs, sums and barriers in the same way."""
+        stage = 4 * self.box_blocks * self.lines * 128 + 16
+        return (self.shared_bytes - 8 - self.rows * (self._row_bytes + 192 + 128 * self._tiles)) // (2 * stage)
 
     def source(self) -> str:
         """Return the complete source."""
