@@ -87,7 +87,15 @@ class EngineCore:
         tables = self.scheduler.tables
         eager = EagerRunner(model, head, kv, tables, config.slots, heads, record_weights=record_weights)
         first = parse_backend(config.backend)
-        self.runner = FallbackRunner(eager, head, first=first, buckets=config.buckets, isa=config.cpu_isa, clock=clock)
+        self.runner = FallbackRunner(
+            eager,
+            head,
+            first=first,
+            buckets=config.buckets,
+            token_budget=config.token_budget,
+            isa=config.cpu_isa,
+            clock=clock,
+        )
         self.health = DeviceHealth(self.runner, kv, self.scheduler.tables, model.config)
         self.audio_decoder = AudioDecoder(
             checkpoint.codec,
@@ -174,7 +182,7 @@ class EngineCore:
         Otherwise a failing step would make them suspects as well, and the request that fails could not be identified.
         """
         # Read at every step: the backend may have changed since the last one.
-        self.scheduler.token_budget = budget = self.config.token_budget or self.runner.token_budget
+        self.scheduler.token_budget = budget = self.runner.token_budget
         frame_rate = self.checkpoint.codec.config.frame_rate
         tokens = burst_tokens(frame_rate, budget, self.runner.token_seconds)
         self.scheduler.burst_tokens = min(tokens, self.config.token_budget or tokens)

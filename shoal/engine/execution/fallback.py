@@ -44,10 +44,13 @@ class FallbackRunner:
         *,
         first: Backend | None = None,
         buckets: tuple[int, ...] = EngineConfig.buckets,
+        token_budget: int | None = None,
         isa: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Start with `first`, or the best backend. `token_budget` is the setting; None: measured."""
         self._eager, self._head, self._buckets, self._isa = eager, head, buckets, isa
+        self._token_budget = token_budget
         usable = [each for each in BACKENDS if each != "native" or eager.model.device.type == "cpu"]
         self._candidates = usable[usable.index(first or best_backend(eager)) :]
         self._built: dict[Backend, Launcher] = {}
@@ -73,8 +76,10 @@ class FallbackRunner:
 
     @property
     def token_budget(self) -> int:
-        """Return the prompt tokens that a step should compute at most on the current backend."""
+        """Return the maximum prompt tokens of a step: as set, or what the current backend computes in a few ms."""
         launcher = self.runner.launcher
+        if self._token_budget is not None:
+            return self._token_budget
         return launcher.token_budget if isinstance(launcher, FusedRunner) else DEFAULT_TOKEN_BUDGET
 
     @property
@@ -181,10 +186,10 @@ class FallbackRunner:
         self.backend = self._candidates[self._candidates.index(self.backend) + 1]
 
     def _builders(self) -> dict[Backend, Callable[[], Launcher]]:
-        eager, head, buckets = self._eager, self._head, self._buckets
+        eager, head, buckets, budget = self._eager, self._head, self._buckets, self._token_budget
         gpu = eager.model.device.type == "cuda"
         return {
-            "graph": lambda: FusedRunner(eager, head, capture=True, buckets=buckets),
+            "graph": lambda: FusedRunner(eager, head, capture=True, buckets=buckets, token_budget=budget),
             # Launched once before it counts as built: kernels are compiled and checked by their first launch.
             "fused": lambda: FusedRunner(eager, head, capture=False, check=gpu, buckets=buckets),
             "plain-graph": lambda: PlainGraphRunner(eager, capture=gpu, buckets=buckets),

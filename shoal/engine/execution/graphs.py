@@ -76,7 +76,8 @@ def unsupported(model: DualAR) -> str | None:
 class FusedRunner(FixedSizeRunner):
     """Launches steps through the fused kernels; without `capture` one by one instead of as CUDA graphs.
 
-    With `check` every size is launched once. Raises RuntimeError if the weights have no kernels or no size works.
+    With `check` every size is launched once. `token_budget` is the setting; larger steps have no prompt graph of their
+    own. Raises RuntimeError if the weights have no kernels or no size works.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class FusedRunner(FixedSizeRunner):
         check: bool = False,
         buckets: Ordered[int] = EngineConfig.buckets,
         prompts: Ordered[int] = PROMPTS,
+        token_budget: int | None = None,
     ) -> None:
         super().__init__(eager)
         if not all(has_fused_kernels(module) for module in (*eager.model.modules(), head.output)):
@@ -102,6 +104,7 @@ class FusedRunner(FixedSizeRunner):
         self._frames = GraphSizes("frame graph", frames)
         prefills = {rows: FusedPrefill(model, kv, tables, rows) for rows in sorted(prompts)}
         self._prompts = GraphSizes("prompt graph", prefills)
+        self._max_tokens = math.inf if token_budget is None else token_budget
         self.token_budget = DEFAULT_TOKEN_BUDGET
         # Seconds per prompt token in the largest graph, and per frame of every slot; infinite: not measured.
         self.token_seconds = self.frame_seconds = math.inf
@@ -185,7 +188,7 @@ class FusedRunner(FixedSizeRunner):
         # `burst_tokens` rounds to multiples of DEFAULT_TOKEN_BUDGET.
         largest = max(self.token_budget, BURST_SECONDS / self.token_seconds + DEFAULT_TOKEN_BUDGET / 2)
         for size in LARGE_PROMPTS:
-            if max(self._prompts) < size <= largest:
+            if max(self._prompts) < size <= min(largest, self._max_tokens):
                 self._prompts.add(size, partial(FusedPrefill, eager.model, eager.kv, tables, size), context)
 
     def _build_reader(self, context: CaptureContext | None) -> None:
