@@ -60,7 +60,10 @@ def pack_linear(layer: nn.Linear, dtype: torch.dtype, scale: Tensor | None = Non
 
 
 def _add(x: Tensor, inner: Tensor, weight: Tensor) -> Tensor | None:
-    """Return the split-K partials of a product, which the next norm adds to x, or add it if K cannot be split."""
+    """Return the split-K partials of inner @ weight.T, which the next norm adds to x.
+
+    If K is not a multiple of 128, add the product to x in place and return None.
+    """
     if inner.shape[1] % 128:
         linear(inner, weight, residual=x, out=x)
         return None

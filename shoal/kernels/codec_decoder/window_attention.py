@@ -66,7 +66,7 @@ def _window_kernel(
     PDL: tl.constexpr,
 ):
     frame, head = tl.program_id(0), tl.program_id(1)
-    # The host uploads the packing, and `seen` changes at the end of a call: no need to wait for them.
+    # The host uploads the packing, and only `count_steps`, the last kernel of a call, writes `seen`: no need to wait.
     start, length = tl.load(starts + frame), tl.maximum(tl.load(counts + frame), 1)
     slot = tl.load(slots + frame).to(tl.int64)
     first = tl.load(seen + slot).to(tl.int32)

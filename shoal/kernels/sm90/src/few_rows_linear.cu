@@ -4,10 +4,10 @@
 //
 // Few rows are bound by memory bandwidth. There is one block per multiprocessor, which owns a range of outputs. A thread
 // copies boxes of weights (TMA) into rings of shared memory: it starts before the grid dependency wait, so that the rings
-// are full when x arrives. Groups of warps take turns at tiles of outputs. Each warp of a group multiplies one split of K,
-// or two where a tile has four lines: the tensor cores take eight lines, and sixteen rows of x, at a time, so the four
-// lines of another split and its part of x fill them up. Products of the lines of one split with x of the other are discarded.
-// A box is [split of K][block of 128 bytes][line][128 bytes], swizzled by the copy engine; a line is a row of weights.
+// are full when x arrives. Groups of warps process the tiles of outputs in turn; each warp computes one split of K. A tile
+// of four weight rows (LINES) fills only half of the N = 8 of an MMA, so there a warp computes two splits at once: operand
+// B holds four weight rows of each, operand A the rows of x for both. Cross terms are discarded.
+// A box is [split of K][block of 128 bytes][weight row][128 bytes], swizzled by the copy engine.
 //
 // Sums have the order of the Triton kernels, and so their bits: four splits of K, each from its first to its last
 // element, added in order; squares as in rms_norm.py.
@@ -23,14 +23,14 @@ constexpr int BOXES = (SPLIT_BLOCKS + BOX_BLOCKS - 1) / BOX_BLOCKS;
 constexpr int BOX_BYTES = 4 * BOX_BLOCKS * LINES * 128;
 constexpr int X_PITCH = ROW_BYTES + (ROW_BYTES % 128 == 0 ? 64 : 0);  // two rows in different banks
 constexpr int NORM_WARPS = 16;                                        // of the norm kernel, eight elements per thread
-constexpr int OWN = (R * MAX_TILES * OUTPUTS + CONSUMERS - 1) / CONSUMERS;  // outputs of a thread
+constexpr int OUTPUTS_PER_THREAD = (R * MAX_TILES * OUTPUTS + CONSUMERS - 1) / CONSUMERS;  // outputs of a thread
 constexpr int CHUNKS = K / 8, THREAD_CHUNKS = (CHUNKS + CONSUMERS - 1) / CONSUMERS;
 
 constexpr int SUMS_BYTES = 4 * R * MAX_TILES * 8 * 4, REDUCE_BYTES = R * (NORM_WARPS + WARPS) * 4;
-constexpr int FITTING = (SHARED_BYTES - R * X_PITCH - SUMS_BYTES - REDUCE_BYTES - 8) / (GROUPS * (BOX_BYTES + 16));
-constexpr int NEEDED = (MAX_TILES + GROUPS - 1) / GROUPS * BOXES;
-constexpr int STAGES = FITTING < NEEDED ? FITTING : NEEDED;
-constexpr bool REFILLED = STAGES < NEEDED;  // whether a stage is used more than once
+constexpr int MAX_STAGES = (SHARED_BYTES - R * X_PITCH - SUMS_BYTES - REDUCE_BYTES - 8) / (GROUPS * (BOX_BYTES + 16));
+constexpr int BOXES_PER_GROUP = (MAX_TILES + GROUPS - 1) / GROUPS * BOXES;
+constexpr int STAGES = MAX_STAGES < BOXES_PER_GROUP ? MAX_STAGES : BOXES_PER_GROUP;
+constexpr bool REFILLED = STAGES < BOXES_PER_GROUP;  // whether a stage is used more than once
 constexpr int X_AT = GROUPS * STAGES * BOX_BYTES, SUMS_AT = X_AT + R * X_PITCH, REDUCE_AT = SUMS_AT + SUMS_BYTES;
 constexpr int BARRIERS_AT = (REDUCE_AT + REDUCE_BYTES + 7) / 8 * 8;
 static_assert(STAGES >= 2, "the rings do not fit");
@@ -140,7 +140,7 @@ __device__ __forceinline__ void store_rows(unsigned char* memory, const u16* x, 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float* squares = (float*)(memory + REDUCE_AT);  // [R][NORM_WARPS]
     float* tops = squares + R * NORM_WARPS;         // [R][WARPS]
-    Chunk chunks[LAST][THREAD_CHUNKS];  // those before FIRST take no registers
+    Chunk chunks[LAST][THREAD_CHUNKS];  // entries below FIRST are unused and take no registers
 #pragma unroll
     for (int r = FIRST; r < LAST; ++r)
 #pragma unroll
@@ -227,7 +227,7 @@ typedef float Sum;
 #define SUM_REGISTER "+f"
 #endif
 
-// 64 bytes of each line and row of a split, twice the K of an instruction: operands B and A. `high` are rows 8 to 15 of A.
+// 64 bytes of each weight row and row of x of a split, twice the K of an MMA: operands B and A. `high` are rows 8 to 15 of A.
 struct Pair {
     u32 b[4], a[4], high[4];
 };
@@ -292,7 +292,7 @@ __device__ __forceinline__ void multiply_tiles(Sum* sums, u32 base, u32 full, u3
             }
             if (++stage == (group + 1) * STAGES) stage = group * STAGES, parity ^= 1;
         }
-        // This thread has outputs 2 quad and 2 quad + 1 of rows `row` and `row` + 8 of A; they belong to this split of the warp:
+        // acc[0..1] is row `row` of A and acc[2..3] row `row` + 8, at columns 2 quad and 2 quad + 1, of this split of the warp:
         const int half = 2 * quad / LINES;
         const bool upper = SPLITS * R > 8 && half == 1;  // whose rows are 8 to 15 of A
         if (upper || (row < SPLITS * R && row / R == half)) {
@@ -336,15 +336,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x == CONSUMERS) stream_weights(base, full, empty, &map, first, last);
         return;
     }
-    // What no other kernel writes is loaded before the wait.
+    // Norm weights and scales are constant: they are loaded before the grid dependency wait.
     const int outputs = (last - first) * OUTPUTS, own = threadIdx.x;
     Chunk norm_chunks[THREAD_CHUNKS] = {};
     if (NORM)
         for (int i = 0; i < THREAD_CHUNKS; ++i)
             if (own + i * CONSUMERS < CHUNKS) norm_chunks[i] = load_chunk(norm + (own + i * CONSUMERS) * 8);
-    float own_scale[OWN], own_up_scale[OWN];
+    float own_scale[OUTPUTS_PER_THREAD], own_up_scale[OUTPUTS_PER_THREAD];
 #pragma unroll
-    for (int i = 0; i < OWN; ++i) {
+    for (int i = 0; i < OUTPUTS_PER_THREAD; ++i) {
         const int at = own + i * CONSUMERS;
         own_scale[i] = own_up_scale[i] = 1.0f;
         if (INT8 && at < R * outputs) {
@@ -354,9 +354,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     grid_dependency_wait();
     u16* block_out = out + first * OUTPUTS;
-    u16 residual[OWN] = {};
+    u16 residual[OUTPUTS_PER_THREAD] = {};
 #pragma unroll
-    for (int i = 0; i < OWN; ++i) {
+    for (int i = 0; i < OUTPUTS_PER_THREAD; ++i) {
         const int at = own + i * CONSUMERS;
         if (!NORM && at < R * outputs) residual[i] = load_bf16(block_out + at / outputs * N + at % outputs);
     }
@@ -367,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     multiply_tiles(sums, base, full, empty, threadIdx.x / (32 * GROUP_WARPS), last - first);
     sync_consumers();
 #pragma unroll
-    for (int i = 0; i < OWN; ++i) {
+    for (int i = 0; i < OUTPUTS_PER_THREAD; ++i) {
         const int at = own + i * CONSUMERS;
         if (at >= R * outputs) break;
         const int row = at / outputs, output = at % outputs;
