@@ -1,4 +1,4 @@
-"""Fixtures of the kernel tests: bf16 and fp32 on a GPU, fp16 and fp32 under Triton's interpreter elsewhere."""
+"""Fixtures of the kernel tests: bf16 (the codec: fp16) and fp32 on a GPU, fp16 and fp32 under the interpreter."""
 
 import pytest
 import torch

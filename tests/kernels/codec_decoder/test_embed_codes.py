@@ -1,11 +1,13 @@
+import pytest
 import torch
 
 from shoal.kernels.codec_decoder.embed_codes import embed_codes, embed_codes_reference
 
 
-def test_the_vectors_of_all_codebooks_are_added(dtype: torch.dtype, device: str, close: float) -> None:
+@pytest.mark.parametrize("dim", [24, 700], ids=["one program per frame", "two programs per frame"])
+def test_the_vectors_of_all_codebooks_are_added(dim: int, dtype: torch.dtype, device: str, close: float) -> None:
     sizes = torch.tensor([40, 8, 8], device=device)
-    table = torch.randn(56, 24, device=device).to(dtype)
+    table = torch.randn(56, dim, device=device).to(dtype)
     rows = torch.randint(0, 8, (3, 8), dtype=torch.int32, device=device)
     rows[0, 2:4] = torch.tensor([39, 100])  # the last entry of the first codebook, and a code beyond it
     codes = rows[:, :5].T  # strided, as in the inputs of a call

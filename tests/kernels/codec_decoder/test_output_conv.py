@@ -11,13 +11,14 @@ def some_taps(channels: int, dtype: torch.dtype, device: str) -> Taps:
     return Taps(weight.to(dtype), torch.randn(1, device=device))
 
 
-@pytest.mark.parametrize("channels", [24, 96])
+@pytest.mark.parametrize(("channels", "rate"), [(24, 5), (96, 5), (24, 123), (24, 250)])
 def test_samples_continue_the_streams_of_their_slots(
-    channels: int, dtype: torch.dtype, device: str, close: float
+    channels: int, rate: int, dtype: torch.dtype, device: str, close: float
 ) -> None:
+    """A program computes 122 samples of a frame."""
     taps, packing = some_taps(channels, dtype, device), pack([(4, 3), (0, 1), (5, 2)], device)
-    x, past = (torch.randn(*shape, channels, device=device).to(dtype) for shape in ((5 * 8,), (7, 6)))
-    samples = torch.full((5 * 8,), torch.nan, device=device)
+    x, past = (torch.randn(*shape, channels, device=device).to(dtype) for shape in ((8 * rate,), (7, 6)))
+    samples = torch.full((8 * rate,), torch.nan, device=device)
     output_conv(x, taps, past, packing, samples)
     torch.testing.assert_close(samples, output_conv_reference(x, taps, past, packing), atol=close, rtol=close)
 
