@@ -62,7 +62,10 @@ class EngineCore:
         *,
         record_weights: bool = False,
     ) -> None:
-        """With `record_weights` steps return attention weights over texts, which requests must take, not word times."""
+        """With `record_weights`, steps return attention weights over the text instead of the path through it.
+
+        For calibration only: `Utterance.words` must then be an object whose `feed` takes weights.
+        """
         self.checkpoint, self.config, self.clock = checkpoint, config or EngineConfig(), clock
         self.stats = StepStats()
         model, config = checkpoint.model, self.config
@@ -109,7 +112,7 @@ class EngineCore:
         )
         self.tracker = RequestTracker(self.scheduler, self.audio_decoder, model.config, config, clock)
         self._suspects: deque[tuple[Sequence, int]] = deque()  # each with its length when the step failed
-        self._out_of_memory = False  # cause of the last failed step
+        self._out_of_memory = False  # whether the last failed step ran out of memory
 
     @property
     def idle(self) -> bool:
@@ -177,9 +180,9 @@ class EngineCore:
         return events + self.tracker.submit_audio(progress)
 
     def _plan(self) -> Batch:
-        """Return the next batch; empty while other sequences are in flight and a suspect has to run alone.
+        """Return the next batch. A suspect runs alone: the batch is empty until no other sequence is in flight.
 
-        Otherwise a failing step would make them suspects as well, and the request that fails could not be identified.
+        If a step of several sequences failed, all of them would be suspects and the failing one would stay unknown.
         """
         # Read at every step: the backend may have changed since the last one.
         self.scheduler.token_budget = budget = self.runner.token_budget
@@ -208,9 +211,10 @@ class EngineCore:
         return self._attempt(batch, partial(self.runner.launch, batch))
 
     def _collect_audio(self, emit: Callable[[Event], None] | None) -> list[Event]:
-        """Return the audio of the previous step, or pass it to `emit`: its codec call ends while the device computes.
+        """Return the audio of the previous step, or pass it to `emit`, while the device computes this step.
 
-        Before the commit: an utterance that fails or restarts there must not receive frames of the next step.
+        Runs before the commit: the speech check may fail or restart an utterance here, and frames of the step in
+        flight must then be dropped.
         """
         events = self.tracker.collect_audio()
         if emit is None:
@@ -220,7 +224,7 @@ class EngineCore:
         return []
 
     def _attempt(self, batch: Batch, work: Callable[[], T] | None) -> T | None:
-        """Return what a part of a step returns, or None if it or the part before it has failed."""
+        """Run one part of a step, launch or wait; None if it raised RuntimeError or the part before it failed."""
         if work is None:
             return None
         started = time.perf_counter()
@@ -257,7 +261,7 @@ class EngineCore:
         return []
 
     def _fail_alone(self, utterance: Utterance) -> Event:
-        """Fail a request that failed alone on the last backend. Raises DeviceFailed if any other would fail as well."""
+        """Fail a request that failed alone on the last backend. Raises DeviceFailed if the device is at fault."""
         self.health.probe(utterance.sequence.slot)
         self.health.record_failed_request(replayed=utterance.replayed)
         return self.tracker.fail(utterance, GenerationFailed("the model failed on this request"))
@@ -285,7 +289,7 @@ class EngineCore:
             self.scheduler.requeue(sequence)
 
     def _suspect(self) -> Sequence | None:
-        """Return the sequence that has to run alone, until one of its frames is committed or it has ended."""
+        """Return the sequence that has to run alone: a suspect, until one of its frames is committed or it ends."""
         while self._suspects:
             first, length = self._suspects[0]
             if first.id in self.tracker.active and first.length == length and first.finish is None:
@@ -295,7 +299,7 @@ class EngineCore:
 
 
 def codec_backends(checkpoint: Checkpoint, first: Backend | None) -> list[CodecBackend]:
-    """Return the codec backends to try in order. The choice does not depend on which one the model can use."""
+    """Return the codec backends to try, in order. `first` is the backend that the settings name, not the one in use."""
     codec, backends = checkpoint.codec, list[CodecBackend](["eager"])
     if codec.device.type == "cpu" and first in (None, "native"):
         return ["native", "eager"]
@@ -314,7 +318,7 @@ def block_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
 
 
 def block_count(checkpoint: Checkpoint, config: EngineConfig) -> int:
-    """Return the number of blocks that fit the KV memory, at most what all slots can fill."""
+    """Return the number of blocks that fit into `kv_bytes`, at most as many as all slots can fill."""
     affordable = (config.kv_bytes or DEFAULT_KV_BYTES) // block_bytes(checkpoint, config)
     usable = config.slots * -(-checkpoint.model.config.slow.max_seq_len // config.block_size)
     if affordable < 1:

@@ -21,9 +21,9 @@ from shoal.speech import SamplingParams
 logger = logging.getLogger(__name__)
 
 PROBE_ID = -1  # id of the sequence that tests the device; requests have ids from 0 on
-PROBES = 3  # a probe may fail for lack of memory that a step in flight is about to release
-# Requests in a row that fail alone, or in the codec, without a frame of any request in between: a fault that the
-# probe, which runs a short prompt, does not show.
+PROBES = 3  # attempts: the first may run out of memory that a step in flight is about to release
+# Consecutive requests that fail alone, or utterances that the codec cannot decode, after which the device counts as
+# broken: the short prompt of a probe does not trigger every fault.
 MAX_FAILURES = 8
 
 
@@ -33,8 +33,8 @@ class DeviceHealth:
     def __init__(self, runner: FallbackRunner, kv: PagedKV, tables: np.ndarray, config: DualARConfig) -> None:
         self._runner, self._kv, self._tables = runner, kv, tables
         self._token_width = 1 + config.num_codebooks
-        self._blamed: set[int] = set()
-        self._failures = 0
+        self._blamed: set[int] = set()  # ids of the sequences of failed steps since the last step with frames
+        self._failures = 0  # requests that failed alone since then
 
     def record_step(self, has_frames: bool, codec_failures: int) -> None:
         """Forget earlier failures after a step with frames. Raises DeviceFailed when the codec keeps failing."""

@@ -40,7 +40,10 @@ class AttentionMetadata:
 
 
 class PagedKV:
-    """Keys and values in blocks of `size` tokens. `dtype` is the model's, or an 8-bit type with scales."""
+    """Keys and values [layers, blocks + 1, size, kv_heads, head_dim] in blocks of `size` tokens.
+
+    `dtype` is the model's, or an 8-bit type with scales.
+    """
 
     def __init__(
         self,
@@ -53,10 +56,10 @@ class PagedKV:
         # One extra block for the padding rows of batches of fixed size.
         shape = (config.n_layer, blocks + 1, size, config.n_local_heads, config.head_dim)
         self.keys, self.values = (_zeros(shape, dtype, torch.device(device)) for _ in range(2))
-        quantised = dtype in QMAX
-        self.key_scales = torch.zeros(shape[:-1], dtype=SCALE_DTYPE, device=device) if quantised else None
-        self.value_scales = torch.zeros(shape[:-1], dtype=SCALE_DTYPE, device=device) if quantised else None
-        self.blocks = self.spare = blocks
+        quantized = dtype in QMAX
+        self.key_scales = torch.zeros(shape[:-1], dtype=SCALE_DTYPE, device=device) if quantized else None
+        self.value_scales = torch.zeros(shape[:-1], dtype=SCALE_DTYPE, device=device) if quantized else None
+        self.blocks = self.spare = blocks  # usable blocks; the extra one has this index
         self._pass: AttentionMetadata | None = None
         self.queries: dict[int, Tensor] = {}  # [tokens, heads, d] by recorded layer of the last pass
 
@@ -79,6 +82,7 @@ class PagedKV:
         self.queries = {}
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write k, v [tokens, kv_heads, d] and attend with q [tokens, heads, d] -> [tokens, heads, d]."""
         plan = self._pass
         assert plan is not None, "begin_pass() comes before the forward pass"
         if layer in plan.recorded:
@@ -104,7 +108,7 @@ class PagedKV:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros; on a CPU a page takes memory only once it is written, so a large cache costs what is used of it."""
+    """Return zeros. On a CPU a page takes memory only once it is written: unused parts of the cache cost nothing."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

@@ -36,7 +36,7 @@ from shoal.voices.voice import voice_limits
 
 logger = logging.getLogger(__name__)
 
-SMALL_BYTES = 256 << 20
+SMALL_BYTES = 256 << 20  # weight files below this size load faster on one thread
 WEIGHT_SUFFIXES = (".safetensors", ".pth")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -66,8 +66,8 @@ def load(
         words = None if lexicon is None else read_lexicon(Path(lexicon))
         return _load(model, device, dtype, codec, voices, config, words, warm=warm)
     except torch.OutOfMemoryError as error:
-        # SageMaker's Triton answers 507 to "out of memory", and SageMaker then unloads another model.
-        # `auto` chooses by the memory of the card, of which other processes may hold a part.
+        # The message has to contain "out of memory": SageMaker's Triton server then answers 507, and SageMaker unloads
+        # another model. Even with `auto` this can happen, because other processes may hold memory of the card.
         advice = memory_advice(smallest="int4" in config.quantize)
         raise InvalidRequest(
             f"out of memory: {model} does not fit into the free memory of {device}; {advice}"
@@ -110,7 +110,7 @@ def _load(
 
 
 def is_small(model: str) -> bool:
-    """Return whether the files of a model are so small that several threads would not load it faster."""
+    """Return whether the weight files of a model are so small that one thread loads them as fast as several."""
     if model.startswith(RANDOM_PREFIX):
         return False
     files = (path for path in find_directory(model).iterdir() if path.suffix in WEIGHT_SUFFIXES and path.is_file())
@@ -118,9 +118,9 @@ def is_small(model: str) -> bool:
 
 
 def slow_backends(core: EngineCore) -> str | None:
-    """Return one line on why a GPU is not used through the fastest backend and what to do; None if it is, or must not.
+    """Return a warning if a GPU runs on a slower backend than graph or without some graph sizes, with cause and advice.
 
-    Sizes that are left out are named as well.
+    None if all is well, on other devices, and if the settings name another backend.
     """
     runner, codec, device = core.runner, core.audio_decoder, core.checkpoint.model.device
     if device.type != "cuda" or core.config.backend not in ("auto", "graph"):

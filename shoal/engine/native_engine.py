@@ -1,4 +1,4 @@
-"""Engine of one request at a time on the native CPU backend, without torch: importing torch takes longer than speaking.
+"""Engine for one request at a time on the native CPU backend. Without torch: its import takes longer than speaking.
 
 Scheduler, request tracker and audio decoder are those of `EngineCore`, and so is the audio, bit for bit. There is no
 other backend to fall back to: callers use `shoal.load` for everything that raises `NeedsTorch` here.
@@ -83,7 +83,10 @@ def prefix_folder() -> Path | None:
 
 
 class NativeEngine:
-    """Speaks requests one after the other in the calling thread, with the interface of `Service` for that."""
+    """Speaks one request at a time on the calling thread, with the methods of `Service` that this needs.
+
+    Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class NativeEngine:
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """Sampling of requests, and of single fields, that are not given."""
+        """Default sampling settings, for the fields that a request leaves out."""
         return self.checkpoint.profile.sampling
 
     @property
@@ -123,7 +126,7 @@ class NativeEngine:
         return self.checkpoint.codec.config.sample_rate
 
     def plan(self, request: SpeechRequest) -> TextPlan:
-        """Return what the model reads for a request. Raises TextError if the text cannot be spoken."""
+        """Return the normalised turns, voices and pauses of a request. Raises TextError if it cannot be spoken."""
         return plan_request(request, self.checkpoint, self.lexicon)
 
     def voices_of(self, request: SpeechRequest, plan: TextPlan) -> dict[str | None, Voice | None]:
@@ -191,7 +194,7 @@ class NativeEngine:
 
     @cached_property
     def _identity(self) -> str:
-        """Return everything except the tokens that keys and values depend on."""
+        """Return what keys and values depend on besides the tokens, as text: library, model file and block size."""
         path = self.checkpoint.directory / MODEL_FILE
         file, pool = path.stat(), self.scheduler.pool
         # All instruction sets but the baseline give the same bits.
@@ -240,7 +243,7 @@ class NativeEngine:
 
 
 class StoredCodes(CodecRates):
-    """Voice encoder without an encoder: enough for voices whose codes are stored."""
+    """Stand-in for the voice encoder: enough for voices whose codes are stored. `encode` raises NeedsTorch."""
 
     def __init__(self, codec: CodecArrays) -> None:
         super().__init__(codec.config)

@@ -20,15 +20,15 @@ from shoal.paths import atomic_write
 
 logger = logging.getLogger(__name__)
 
-MAX_FILES = 16  # the oldest are deleted; one has about 4 MB for nano
+MAX_FILES = 16  # the oldest are deleted; a file of nano takes about 4 MB
 Blocks = NDArray[np.float32]  # [layers, blocks, size, kv_heads, d]
 
 
 class PrefixFile:
-    """Stored blocks of one prefix, as second-level storage of a block pool. Keys and values are the pool's memory."""
+    """`BlockStore` of one prompt prefix, backed by a file. `memory` holds the keys and values of the block pool."""
 
     def __init__(self, folder: Path, identity: str, keys: list[Key], memory: tuple[Blocks, Blocks]) -> None:
-        """`keys` are those of the prefix's full blocks, at least one. Reads the file if there is one."""
+        """Read the file if there is one. `keys` are those of the prefix's full blocks, at least one."""
         self._keys, self._memory = keys, memory
         self._path = folder / f"{blake2b(identity.encode() + keys[-1], digest_size=16).hexdigest()}.safetensors"
         self._blocks = self._read()
@@ -48,7 +48,7 @@ class PrefixFile:
         return True
 
     def store(self, pool: BlockPool) -> None:
-        """Write the file from the blocks in the pool, unless it was read. An error is logged."""
+        """Write the blocks of the prefix from the pool to the file, unless it was read. Errors are only logged."""
         if self._blocks:
             return
         blocks = pool.match(self._keys)

@@ -28,14 +28,13 @@ from shoal.text.tokenizer import Tokenizer
 from shoal.text.words import match_words, spoken_words, written_words
 from shoal.voices.voice import Voice
 
-# Bounds the work per frame of word times; about two minutes of speech.
 Voices = Mapping[str | None, Voice | None]  # by name; None is the voice of the request
 
 
 def plan_request(request: SpeechRequest, checkpoint: ModelDescription, lexicon: Lexicon | None = None) -> TextPlan:
-    """Return what the model reads for a request. Raises TextError if the text cannot be spoken.
+    """Return the normalised turns, voices and pauses of a request. Raises TextError if it cannot be spoken.
 
-    Raises MissingExtra for a rate that cannot be changed here: the engine thread could not report it.
+    Raises MissingExtra for a speech rate without the package that changes it: the engine thread could not report it.
     """
     plan = plan_text(request, checkpoint_text_rules(checkpoint), checkpoint.tokenizer.check_text, lexicon)
     if any(turn.delivery.rate != 1.0 for turn in plan.turns):
@@ -56,7 +55,8 @@ def build_utterance(
 ) -> Utterance:
     """Return the utterance of a planned request; `voices` has the voice of the request and all that the plan names.
 
-    Raises InvalidRequest for timestamps with a model that has no alignment. `context_limit` returns the longest prompt.
+    `context_limit` returns the longest prompt, in tokens, that may contain earlier turns. Raises InvalidRequest for
+    timestamps with a model that has no alignment.
     """
     turns = plan_turns(plan, voices, checkpoint, words=request.timestamps)
     sampling = (request.sampling or Sampling()).resolve(checkpoint.profile.sampling)
@@ -151,7 +151,7 @@ def _fitting(
 
 
 def _context_grid(prompts: PromptBuilder, context: Sequence[SpokenTurn]) -> Grid:
-    """Return the grid of turns that were spoken, as it follows the prefix."""
+    """Return the prompt grid of spoken turns, text and codes, as it follows the prefix."""
     parts = [prompts.first_turn(context[0].text), prompts.grid.frames(context[0].codes)]
     for turn in context[1:]:
         parts += [prompts.next_turn(turn.text), prompts.grid.frames(turn.codes)]
@@ -169,7 +169,7 @@ def _prompt_builder(tokenizer: Tokenizer, codebooks: int, prompt_format: str, *,
     return PROMPT_BUILDERS[prompt_format](GridBuilder(tokenizer, codebooks, phonemes=phonemes))
 
 
-@lru_cache(maxsize=64)  # a voice is a hundred times as long as a short sentence
+@lru_cache(maxsize=64)  # a voice has a hundred times as many tokens as a short sentence
 def _prefix(prompts: PromptBuilder, references: tuple[Reference, ...]) -> Tokens:
     """Return the prefix of all turns of a voice; it is shared by requests, and so cannot be written."""
     tokens = _tokens(prompts.prefix(references))

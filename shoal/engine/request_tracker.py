@@ -30,6 +30,8 @@ class RequestStats:
 
 
 class RequestTracker:
+    """Active utterances of one engine. Not thread-safe: used on the engine thread."""
+
     def __init__(
         self,
         scheduler: Scheduler,
@@ -64,7 +66,10 @@ class RequestTracker:
         self.active[utterance.id] = utterance
 
     def submit_audio(self, progress: list[Progress]) -> list[Event]:
-        """Append new frames and submit complete chunks to the codec; without overlap, return their audio."""
+        """Append new frames and submit complete chunks to the codec.
+
+        Returns the events of utterances that failed and, without overlap, the audio of the chunks.
+        """
         advanced = [self._advance(each) for each in progress]
         events = [each for each in advanced if isinstance(each, Event)]
         chunks = [each for each in advanced if isinstance(each, PlannedChunk)]
@@ -156,8 +161,8 @@ class RequestTracker:
     def _retry_turn(self, utterance: Utterance) -> Event | None:
         """Generate the current turn again with another seed; fail if no retries are left.
 
-        A turn whose audio was sent in part continues where it stopped. The place does not depend on what is decoded
-        already, because that depends on the time: the same request has to give the same audio.
+        A turn whose audio was sent in part continues where it stopped. Frame counts alone decide that, not the frames
+        decoded so far, which depend on timing: the same request has to give the same audio.
         """
         turn, frame_rate = utterance.turns[utterance.turn], self.audio_decoder.codec.config.frame_rate
         spoken, expected = utterance.turn_frames / frame_rate, turn.min_frames / frame_rate
@@ -179,7 +184,7 @@ class RequestTracker:
         return None
 
     def _audio_sent(self, utterance: Utterance) -> bool:
-        """Return whether audio of the current turn may have been sent: it has more frames than are held back."""
+        """Return whether audio of the current turn may have been sent: it has all frames that are held back."""
         return 0 < utterance.turn_frames >= utterance.hold_frames
 
     def _next_turn(self, utterance: Utterance) -> bool:
@@ -193,7 +198,7 @@ class RequestTracker:
         if same_voice and utterance.carry_turns and length <= self.context_limit(sampling):
             sequence.begin_turn(turn.continuation, sampling)
         else:
-            # Earlier turns are of another voice or no longer fit into the context: continue from the voice alone.
+            # Earlier turns have another voice or do not fit into the context: start again with the voice and this turn.
             self.scheduler.restart(sequence, turn.prompt, sampling)
         sequence.text = utterance.text_span()
         return True
@@ -272,7 +277,7 @@ class RequestTracker:
 def find_words(chunks: list[PlannedChunk]) -> None:
     """Find the words that have ended in these chunks.
 
-    Called while the codec decodes the chunks: afterwards the device may have nothing to do until they are delivered.
+    Called while the codec decodes the chunks. After that, the device may idle until they are delivered.
     """
     for chunk in chunks:
         words, turn = chunk.utterance.words, chunk.utterance.turns[chunk.turn]

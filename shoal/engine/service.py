@@ -56,7 +56,7 @@ class Service:
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """Sampling of requests, and of single fields, that are not given."""
+        """Default sampling settings, for the fields that a request leaves out."""
         return self.core.checkpoint.profile.sampling
 
     @property
@@ -124,10 +124,10 @@ class Service:
     ) -> Utterance:
         """Resolve the voice and tokenize, in one hop to a thread of the pool unless the voice has to be encoded.
 
-        `voice` overrides the voice that the request names. Without `deadline` the request's timeout starts now. With
-        `inline`, for the event loop of the engine process, a short request is prepared there if voices are on a local
-        file system, which takes a few milliseconds. Raises DeadlineExceeded when the deadline passes while the voice is
-        encoded or a thread prepares the request.
+        `voice` overrides the voice that the request names. Without `deadline` the request's timeout starts now.
+        `inline` is for the event loop of the engine process: a short request is prepared on the loop itself if voices
+        are on a local file system, which blocks it for a few milliseconds. Raises DeadlineExceeded when the deadline
+        passes while the voice is encoded or a thread prepares the request.
         """
         deadline = request.deadline_from(self.core.clock()) if deadline is None else deadline
         remaining = None if deadline is None else deadline - self.core.clock()
@@ -183,7 +183,7 @@ class Service:
         return draft if draft.missing else self._build(request, draft, deadline)
 
     def plan(self, request: SpeechRequest) -> TextPlan:
-        """Return what the model reads for a request. Raises TextError if the text cannot be spoken."""
+        """Return the normalised turns, voices and pauses of a request. Raises TextError if it cannot be spoken."""
         return plan_request(request, self.core.checkpoint, self.lexicon)
 
     def _build(self, request: SpeechRequest, draft: "RequestDraft", deadline: float | None) -> Utterance:
@@ -199,7 +199,10 @@ class Service:
         )
 
     def _voice_source(self, request: SpeechRequest) -> VoiceSource | None:
-        """Return the voice that a request names. Raises InvalidRequest for a dialogue with a model that has none."""
+        """Return the source of a request's voice; None without one.
+
+        Raises InvalidRequest for several speakers if the model cannot speak dialogue.
+        """
         speakers = request.voices or clips_of_speakers(request.recordings)
         if len(speakers) > 1 and not self.core.checkpoint.model.config.family.splits_dialogue:
             raise InvalidRequest("this model speaks with one voice per request: send one voice, or use an S2 model")
@@ -258,9 +261,9 @@ class Service:
         }
 
     def release_memory(self) -> dict[str, int]:
-        """Drop cached prefixes and return cached memory to device and system; blocks for a step.
+        """Drop cached prefixes and return cached memory to device and system. Blocks until the current step ends.
 
-        Returns the blocks dropped on device and host, and the bytes released by the device and the host process.
+        Returns the number of blocks dropped on device and host, and the bytes released on device and host.
         """
         resident = rss_bytes()
         released = self.thread.call(self.core.release_caches)

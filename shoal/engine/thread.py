@@ -50,14 +50,14 @@ class EngineThread:
         self.core = core
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._sinks: dict[int, tuple[Utterance, Deliver]] = {}
-        # Reentrant: a generator that is garbage-collected inside one of these sections cancels its utterance.
+        # Reentrant: garbage collection inside a locked section may close a generator, which calls `cancel`.
         self._lock = threading.RLock()
         self._active: set[int] = set()  # ids of utterances that are submitted and have not ended
-        self._cancelled: set[int] = set()  # the part of `_active` that the next step releases
+        self._cancelled: set[int] = set()  # subset of `_active` that is released at the next step
         self._stopping = False  # accepts no new utterances
         self._ended = False  # the core is no longer used
         self._failure: BaseException | None = None
-        # Called with what the core raised, before callers get an error.
+        # Called with the exception that ended the engine thread, before callers receive their errors.
         self.on_failure: Callable[[BaseException], None] | None = None
         self._thread = threading.Thread(target=self._run, name="shoal-engine", daemon=True)
         self._thread.start()
@@ -125,7 +125,10 @@ class EngineThread:
             self._commands.put(lambda: self._cancel(utterance))
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run `work` on the engine thread between two steps and return its result. Raises EngineStopped."""
+        """Run `work` on the engine thread between two steps and return its result, or raise its exception.
+
+        Blocks, so it must not be called on the engine thread. Raises EngineStopped.
+        """
         answer: Future[T] = Future()
 
         def run() -> None:
@@ -144,7 +147,10 @@ class EngineThread:
         return answer.result()
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
-        """Stop the thread. With `drain`, active utterances finish first, for at most `timeout` seconds."""
+        """Stop the thread and wait for it. With `drain`, active utterances finish first, for at most `timeout` seconds.
+
+        Utterances that are still active then fail with EngineStopped.
+        """
         with self._lock:
             self._stopping = True
         self._commands.put(lambda: None)
@@ -171,7 +177,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             self.core.use_device()
-            # Not `core.idle`: submitted utterances may still be queued commands.
+            # `_active` instead of `core.idle`: a submitted utterance may still be a queued command.
             while not (self._stopping and not self._active):
                 self._run_commands()
                 for event in self.core.step(self._dispatch):

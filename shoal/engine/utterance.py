@@ -45,7 +45,7 @@ class Turn:
     delivery: Delivery = AS_REQUESTED
     silence_after: int = 0  # samples
     hold_frames: int = 0  # frames a stream holds back; a turn that stops earlier can be generated again
-    # Takes seconds of speech; returns the turn with the words they contain, and one with the rest, or None.
+    # Split the turn after the words that this many seconds of speech contain; None if one part would be empty.
     divide: Callable[[float], "tuple[Turn, Turn] | None"] = lambda _: None
     text_tokens: TextTokens | None = None  # None without `timestamps`
 
@@ -61,7 +61,10 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class Utterance:
-    """`whole` buffers all audio until the end, so that output that is not speech can be regenerated at any point."""
+    """One request in the engine. Owned by the engine thread once it is submitted.
+
+    `whole` buffers all audio until the end, so that output that is not speech can be regenerated at any point.
+    """
 
     id: int
     turns: list[Turn]
@@ -78,20 +81,21 @@ class Utterance:
     sequence: Sequence = field(init=False)
     guard: SpeechGuard | None = None
     audio: "TurnAudio" = field(init=False)
-    turn: int = 0
+    turn: int = 0  # index of the current turn
     turn_start: int = 0  # frames of the turns before this one
-    turn_attempt: int = 0
+    turn_attempt: int = 0  # retries of the current turn
     truncated: bool = False  # a turn reached max_frames or the context length
-    attempt: int = 0
+    attempt: int = 0  # restarts of the whole utterance
     codes: list[NDArray[np.int32]] = field(default_factory=list)  # [codebooks] per frame, of all turns
     turn_ends: list[int] = field(default_factory=list)  # number of frames at the end of each finished turn
     decoded: int = 0  # frames that have been decoded to samples
     sent: int = 0  # frames whose audio was sent to the caller
-    first_sent: float = 0.0
+    first_sent: float = 0.0  # time of the first chunk, on the engine's clock
     buffered: list[Samples] = field(default_factory=list)
 
     @property
     def backlog(self) -> int:
+        """Frames that have been generated and not decoded."""
         return len(self.codes) - self.decoded
 
     @property
@@ -130,14 +134,17 @@ class Utterance:
         self.turn_start, self.turn_attempt = len(self.codes), 0
 
     def retry_turn(self, kept_frames: int) -> None:
-        """Keep the first frames of this turn, all that are decoded, and use the seed of its next attempt."""
+        """Keep the first `kept_frames` frames of this turn, and generate the rest with the seed of its next attempt.
+
+        Decoded frames must be among those kept.
+        """
         self.turn_attempt += 1
         del self.codes[self.turn_start + kept_frames :]
         if self.words is not None and not kept_frames:
             self.words.restart_turn(self.turn)
 
     def divide_turn(self, seconds: float) -> bool:
-        """Make the words that `seconds` of speech do not contain the next turn; return False if there are none."""
+        """Move the words after the first `seconds` of speech to a new next turn; return False if there are none."""
         parts = self.turns[self.turn].divide(seconds)
         if parts is not None:
             self.turns[self.turn : self.turn + 1] = parts

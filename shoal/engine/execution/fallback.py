@@ -181,7 +181,7 @@ class FallbackRunner:
         self.reasons[self.backend] = describe_error(error)
         if isinstance(error, NativeUnavailable):
             logger.warning("backend native is not available, using eager: %s", error)
-        else:  # the start ends with one warning about the backend in use; this line has the cause
+        else:  # `slow_backends` warns once at the end of the start; this line has the cause
             logger.info("backend %s cannot be built; trying the next one", self.backend, exc_info=error)
         self.backend = self._candidates[self._candidates.index(self.backend) + 1]
 
@@ -190,7 +190,7 @@ class FallbackRunner:
         gpu = eager.model.device.type == "cuda"
         return {
             "graph": lambda: FusedRunner(eager, head, capture=True, buckets=buckets, token_budget=budget),
-            # Launched once before it counts as built: kernels are compiled and checked by their first launch.
+            # `check`: every size is launched once, because kernels are compiled and checked by their first launch.
             "fused": lambda: FusedRunner(eager, head, capture=False, check=gpu, buckets=buckets),
             "plain-graph": lambda: PlainGraphRunner(eager, capture=gpu, buckets=buckets),
             "native": lambda: NativeRunner(eager, head, isa=self._isa),
@@ -199,9 +199,9 @@ class FallbackRunner:
 
 
 def best_backend(eager: EagerRunner) -> Backend:
-    """Return the first backend to try.
+    """Return the first backend to try: native on a CPU, a graph backend on a GPU, eager elsewhere (mps).
 
-    Native code on a CPU, CUDA graphs on a GPU, of fused kernels if they support it, PyTorch operators elsewhere (mps).
+    On a GPU that is graph if the fused kernels support the model, else plain-graph.
     """
     if eager.model.device.type != "cuda":
         return "native" if eager.model.device.type == "cpu" else "eager"

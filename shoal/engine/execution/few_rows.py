@@ -1,4 +1,4 @@
-"""Layers of a model that run in CUDA C++ for few rows: on Hopper GPUs, if they are as wide as S2-Pro's."""
+"""Select the layers of a model that run in CUDA C++ for few rows: on Hopper GPUs, if they are as wide as S2-Pro's."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class FewRowsLayers:
-    """Weights of the layers that have such kernels."""
+    """Weights of the layers that have CUDA C++ kernels for few rows."""
 
     def __init__(self, weights: Mapping[nn.Module, LinearWeights]) -> None:
         self._weights = weights
@@ -28,7 +28,7 @@ class FewRowsLayers:
         return len(self._weights)
 
     def find(self, layer: nn.Module, rows: int) -> LinearWeights | None:
-        """Return the weights of a layer if there is a kernel for it and so many rows."""
+        """Return the weights of a layer; None if it has no kernel for this number of rows."""
         found = self._weights.get(layer)
         return found if found is not None and found.takes(rows) else None
 
@@ -36,8 +36,8 @@ class FewRowsLayers:
 def few_rows_layers(model: DualAR) -> FewRowsLayers:
     """Load the kernels and pack the layers of a model for them.
 
-    There are none on other GPUs, for models without layers of a supported size and dtype, and, with a warning, if a
-    kernel cannot be compiled or does not give the bits of Triton's.
+    The result is empty on other GPUs, for models without layers of a supported size and dtype, and, with a warning, if
+    a kernel cannot be compiled or its bits differ from those of the Triton kernel.
     """
     layers = _wide_layers(model) if is_hopper(model.device) else {}
     if not layers:
@@ -78,7 +78,7 @@ def _uses(model: DualAR) -> Iterator[_Use]:
 
 
 def _wide_layers(model: DualAR) -> dict[_Use, list[LinearVariant]]:
-    """Return the kernels of every layer that has any."""
+    """Return the kernel variants of every layer that is supported."""
     found = {}
     for use in _uses(model):
         layer, int8 = use.layer, uses_kernel(use.layer, "int8_activations")
@@ -100,7 +100,7 @@ def _pack(layers: Mapping[_Use, list[LinearVariant]], device: torch.device) -> d
 
 @torch.inference_mode()
 def _difference(packed: Mapping[nn.Module, LinearWeights]) -> str | None:
-    """Compare one layer of each kind with the Triton kernels; return what is wrong with it."""
+    """Compare one layer of each variant with the Triton kernels; return the first difference, or None."""
     kinds = {tuple(kernel.variant for kernel in each.kernels.values()): each for each in packed.values()}
     comparisons = [BitComparison(each) for each in kinds.values()]
     compile_ahead(comparisons)

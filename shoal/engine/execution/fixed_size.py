@@ -20,7 +20,8 @@ from shoal.engine.scheduling.scheduler import Batch, Prefill
 from shoal.engine.scheduling.sequence import Sequence
 from shoal.kernels.cuda_graph import GraphSizes, HostBuffer, Workload
 
-# Default batch sizes up to 128. Larger ones are multiples of 64, the rows of a tile, and at most a quarter apart.
+# Default batch sizes up to 128. Larger ones are multiples of 64, the rows of a tile: 64 apart up to 512, then at most a
+# quarter.
 SMALL_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
 

@@ -69,7 +69,10 @@ class ResidualStream:
         return fused_rms_norm(self.x, norm.weight, norm.eps, **self._take_partials())
 
     def project(self, norm: RMSNorm, layer: AnyLinear, *, gated: bool = False, count: int | None = None) -> Tensor:
-        """Apply a norm and a layer to x; with `count` only the layer's first outputs, the same number in every call."""
+        """Apply a norm and a layer to x -> [n, out]; with `count` only the layer's first outputs.
+
+        A layer must have the same `count` in every call, because `few_rows` packs only these outputs.
+        """
         weights = self._few_rows.find(layer, len(self.x))
         if weights is not None and self._partials is None:
             return weights.project(self.x, norm.weight, norm.eps)
@@ -207,7 +210,7 @@ class FusedFrame(FusedTokens):
             stream = self._stream(self._sample_code(stream, codebook))
 
     def slow(self) -> ResidualStream:
-        """Run all layers of the slow transformer over the newest tokens."""
+        """Run all layers of the slow transformer over the newest tokens; the final norm is not applied."""
         stream = self._stream(self.embed(self._memory.last_tokens, self.slots))
         for layer in range(self.model.config.slow.n_layer):
             self.layer(stream, layer)
@@ -239,6 +242,7 @@ class FusedFrame(FusedTokens):
         return stream
 
     def _advance(self, stream: ResidualStream, position: int) -> None:
+        """Run the fast transformer at one position of the frame."""
         for index, block in self._fast_blocks():
             qkv = stream.project(block.attention_norm, block.attention.wqkv)
             stream.add(self._attend(qkv, position, index), block.attention.wo)
@@ -263,7 +267,7 @@ class FusedFrame(FusedTokens):
 
 
 def project(x: Tensor, layer: AnyLinear, count: int | None = None, *, gated: bool = False) -> Tensor:
-    """Apply a layer of any weights with kernels; with `count` only its first output channels."""
+    """Apply a layer, float or quantized, that has fused kernels; with `count` only its first output channels."""
     if uses_kernel(layer, "grouped"):
         return int4_linear(x, layer.weight[:count], layer.kernel_scales, gated=gated)
     scales = row_scales(layer)

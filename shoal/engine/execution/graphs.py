@@ -28,7 +28,7 @@ from shoal.model.slow import Head
 
 logger = logging.getLogger(__name__)
 
-PROMPTS = (32, 64, 96, 128, 192, 256, 384, 512)
+PROMPTS = (32, 64, 96, 128, 192, 256, 384, 512)  # tokens per prompt graph
 # Captured only if a burst step can fill them. They use the tiles of the 512-token graph, so results are bit-identical.
 LARGE_PROMPTS = (1024, 2048)
 # Time that the prompts of a step may take: a quarter of a frame of audio, which running streams have in reserve. More
@@ -76,8 +76,8 @@ def unsupported(model: DualAR) -> str | None:
 class FusedRunner(FixedSizeRunner):
     """Launches steps through the fused kernels; without `capture` one by one instead of as CUDA graphs.
 
-    With `check` every size is launched once. `token_budget` is the setting; larger steps have no prompt graph of their
-    own. Raises RuntimeError if the weights have no kernels or no size works.
+    With `check` every size is launched once. `token_budget` is the setting; no larger prompt graph is captured. Raises
+    RuntimeError if the weights have no kernels or no size works.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class FusedRunner(FixedSizeRunner):
         slots, model, kv, tables = len(eager.tables), eager.model, eager.kv, self._tables.target
         sizes = batch_sizes(slots, buckets)
         self._reader, self._reads_by_kernel = eager.text_reader, True
-        self._path_graphs: dict[int, LaunchGraph] = {}  # reading after a frame, by rows
+        self._path_graphs: dict[int, LaunchGraph] = {}  # graphs that read attention after a frame, by rows
         layers = self._reader.layers
         few_rows = few_rows_layers(model)
         frames = {rows: FusedFrame(model, head, kv, eager.slots, tables, rows, layers, few_rows) for rows in sizes}
@@ -185,16 +185,16 @@ class FusedRunner(FixedSizeRunner):
 
     def _add_large_prompts(self, context: CaptureContext) -> None:
         eager, tables = self.eager, self._tables.target
-        # `burst_tokens` rounds to multiples of DEFAULT_TOKEN_BUDGET.
+        # `burst_tokens` rounds to multiples of DEFAULT_TOKEN_BUDGET, so up by at most half of it.
         largest = max(self.token_budget, BURST_SECONDS / self.token_seconds + DEFAULT_TOKEN_BUDGET / 2)
         for size in LARGE_PROMPTS:
             if max(self._prompts) < size <= min(largest, self._max_tokens):
                 self._prompts.add(size, partial(FusedPrefill, eager.model, eager.kv, tables, size), context)
 
     def _build_reader(self, context: CaptureContext | None) -> None:
-        """Compile and capture the kernels of word times now, so that no request waits for it.
+        """Compile and capture the kernels of word times now, so that no request waits for that.
 
-        Without them, operators read the attention.
+        If they fail, PyTorch operators read the attention.
         """
         frames = {rows: self._frames[rows].workload for rows in self._frames} if self._reader.heads else {}
         with device_errors(self._read_by_operators):
@@ -206,5 +206,5 @@ class FusedRunner(FixedSizeRunner):
                     launch()
 
     def _read_by_operators(self, error: Exception) -> None:
-        logger.warning("word times are read by PyTorch operators: %s", describe_error(error))
+        logger.warning("the kernels for word times failed, using PyTorch operators: %s", describe_error(error))
         self._reads_by_kernel = False

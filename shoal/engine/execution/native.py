@@ -18,7 +18,7 @@ class NativeRunner:
     """Runs steps through the native library, over the KV cache and the slot states of the eager runner."""
 
     def __init__(self, eager: EagerRunner, head: Head, *, isa: str = "auto") -> None:
-        """Raises NativeUnavailable if the library cannot be built or does not support this model."""
+        """Pack the model. Raises NativeUnavailable if the library cannot be built or does not support this model."""
         arrays = model_arrays(eager.model, head)
         self.context = open_context(isa, torch.get_num_threads(), int8_activations=arrays.int8_activations)
         model = NativeDualAR(arrays, self.context)

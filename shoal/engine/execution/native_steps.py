@@ -29,7 +29,7 @@ class NativeSteps:
     ) -> None:
         """Keys and values are [layers, blocks, size, kv_heads, d]; `text_heads` as in `EagerRunner`.
 
-        `scores` are those of the paths through texts (`new_scores`); without them steps return attention weights.
+        `scores` hold the state of the paths through texts (`new_scores`); without them steps return attention weights.
         """
         self.model, self.keys, self.values, self._slots = model, keys, values, slots
         self.state = NativeState(keys, values, tables, slots)

@@ -1,7 +1,7 @@
 """The plain-graph backend: the eager operators at fixed sizes, captured as CUDA graphs.
 
-Needs no kernel of ours, so it runs on any GPU that torch supports and with any weights. A frame of S1-mini is some
-thousand operators; launched one by one they cost more than they compute. Attention gathers the whole width of the block
+Uses no custom kernels, so it runs on any GPU that torch supports and with any weights. A frame of S1-mini is some
+thousand operators, whose launches take longer than their computation. Attention gathers the whole width of the block
 tables it is given, so there is a graph per batch size and context width.
 """
 
@@ -27,7 +27,7 @@ from shoal.kernels.cuda_graph import CaptureContext, GraphSizes
 
 # Context widths in tokens; the maximum of the model is added.
 WIDTHS = (512, 2048, 8192)
-PROMPTS = (32, 128, 512)
+PROMPTS = (32, 128, 512)  # tokens per prompt graph
 # Maximum tokens that the attention of one layer gathers; bounds the memory of a graph: 4 kB per token of S2-Pro.
 MAX_GATHERED = 1 << 16
 
@@ -124,7 +124,7 @@ class PlainFrame(PlainWorkload):
         cache = FrameKV(self._eager.kv, self._tables, slots, positions, model.dtype, recorded)
         self.queries = cache.queries
         hidden = model.slow(states.newest[slots], positions, cache)
-        # A penalty of 1 changes nothing; whether a row has another one is known only on the device.
+        # Always penalised: a graph does not know which rows have a penalty, and a penalty of 1 changes nothing.
         state = states.rows(slots, penalised=True)
         tokens = self._eager.decoder.sample(hidden, state)
         states.put(slots, state, tokens)
@@ -223,7 +223,7 @@ class PlainGraphRunner(FixedSizeRunner):
 
 
 def _context_width(sizes: GraphSizes[Size, Any], tokens: int) -> int:
-    """Return the smallest context width that holds so many tokens. Raises RuntimeError if all its sizes have failed."""
+    """Return the smallest context width of at least `tokens`. Raises RuntimeError if every such size has failed."""
     widths = [width for width, _ in sizes if width >= tokens]
     if not widths:
         raise RuntimeError(f"every {sizes.name} for a context of {tokens} tokens has failed")

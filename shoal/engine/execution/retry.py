@@ -1,4 +1,4 @@
-"""Time of the next attempt at a backend that failed in service."""
+"""Back-off before a backend that failed in service is tried again."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ MAX_SECONDS = 3600.0
 
 
 class RetryTimer:
-    """Doubles the delay from failure to failure; a backend that worked for longer than the delay starts over."""
+    """Doubles the delay with each failure; resets it if the backend worked for longer than the last delay."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -18,7 +18,7 @@ class RetryTimer:
     def start(self) -> float:
         """Set the timer after a failure and return its delay in seconds."""
         now = self._clock()
-        if self._due is None:  # otherwise a second failure before the next attempt
+        if self._due is None:  # else this is another failure before the next attempt: the delay stays
             lasted = now - self._stopped > self._delay
             self._delay = FIRST_SECONDS if lasted or not self._delay else min(2 * self._delay, MAX_SECONDS)
         self._due = now + self._delay

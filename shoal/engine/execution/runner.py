@@ -26,7 +26,7 @@ NO_LAYERS: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A launched step; `wait` returns its sampled tokens and what was read of the attention over texts."""
+    """A launched step; `wait` returns its sampled tokens and the attention over texts."""
 
     batch: Batch
     tokens: Tensor | None = None  # on the host, valid after the event `ended`
@@ -49,7 +49,7 @@ class PendingStep:
         return cls(batch, host, ended, order, attention)
 
     def wait(self) -> StepOutput:
-        """Wait for the device; the only synchronization of a step."""
+        """Wait for the device and return the output. This is the only synchronization of a step."""
         if self.output is not None:
             return self.output
         if self.ended is not None:
@@ -69,7 +69,7 @@ class Launcher(Protocol):
 class PipelinedRunner:
     """Returns the output of a step after `lag` further steps have been launched.
 
-    So the host plans the next step and decodes the audio of the previous one while the device runs.
+    Meanwhile the host plans the next step and decodes the audio of the previous one.
     """
 
     def __init__(self, launcher: Launcher, lag: int) -> None:

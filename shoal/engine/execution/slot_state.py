@@ -46,9 +46,9 @@ class SlotStates:
             host = host.pin_memory()
         packed = host.to(self.device, non_blocking=True) if self.has_float64 else host
         slots = packed[:, 0].long().to(self.device)
-        for token, name in enumerate(TENSOR_FIELDS, start=2):
+        for column, name in enumerate(TENSOR_FIELDS, start=2):
             target: Tensor = getattr(state.settings, name)
-            target[slots] = packed[:, token].to(target.dtype).to(self.device)
+            target[slots] = packed[:, column].to(target.dtype).to(self.device)
         state.frame[slots] = packed[:, 1].long().to(self.device)
         past = packed[:, 2 + len(TENSOR_FIELDS) :].long().to(self.device)
         self.newest[slots] = past[:, :width]
@@ -63,10 +63,12 @@ class SlotStates:
         return np.concatenate((numbers, sequence.tokens[sequence.length - 1], window.reshape(-1)))
 
     def rows(self, slots: Tensor, *, penalised: bool) -> FrameState:
+        """Return a copy of the state of slots [n]; `penalised` if any of them may have a repetition penalty."""
         state = self.state
         return FrameState(state.settings.select(slots, has_penalty=penalised), state.frame[slots], state.window[slots])
 
     def put(self, slots: Tensor, state: FrameState, tokens: Tensor) -> None:
+        """Store the state of slots [n] after a frame, whose tokens [n, 1 + codebooks] become the newest."""
         self.state.frame[slots] = state.frame
         self.state.window[slots] = state.window
         self.newest[slots] = tokens

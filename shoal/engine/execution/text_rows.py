@@ -1,20 +1,20 @@
-"""Rows of a step whose attention over the text of their turn is read."""
+"""Texts of the rows of a step, for reading the attention over them."""
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 from shoal.engine.scheduling.sequence import Sequence, TextSpan
 
-# Widths of the result are multiples of this, so that few shapes are allocated.
+# Widths of results, in tokens, are multiples of this, so that few shapes are allocated.
 WIDTH_STEP = 64
 NO_TEXT = TextSpan(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class TextRows:
-    """Texts of the rows that a launch samples; length 0 for a row without one. False if no row has a text."""
+    """Texts of the rows that a launch samples; length 0 for a row without one. Falsy if no row has a text."""
 
-    numbers: Ordered[int]  # row of each among all sampled rows of the step
+    numbers: Ordered[int]  # index of each row among all sampled rows of the step
     slots: list[int]
     begins: Ordered[int]
     lengths: Ordered[int]

@@ -1,4 +1,4 @@
-"""Attention over the text of a turn, read after the attention of chosen heads. Only on request.
+"""Read the attention of chosen heads over the text of a turn after each step, for requests with timestamps.
 
 Word times need the path through the text, which stays on the device: `PathReader`. Calibration needs the weights
 themselves: `WeightReader`.
@@ -29,14 +29,14 @@ Queries = Mapping[int, Tensor]  # [rows, heads, d] by layer
 
 @dataclass(frozen=True, slots=True)
 class Reading(ABC):
-    """Results of some rows on their way to the host."""
+    """Results of some rows, which are being copied to the host."""
 
     texts: TextRows
     results: Tensor
 
     @abstractmethod
     def by_row(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield the result of each row that has a text, after the copy has ended."""
+        """Yield row and result of each row that has a text. The copy must have ended."""
 
 
 class WeightReading(Reading):
@@ -52,7 +52,7 @@ class PathReading(Reading):
 
     def by_row(self) -> Iterator[tuple[int, NDArray[Any]]]:
         asked = self.texts.asked
-        # A copy: the pinned memory is free for another step.
+        # `concatenate` copies, so the pinned memory is free for another step.
         origins = np.concatenate(self.results.numpy(), axis=1)[asked]
         return zip([self.texts.numbers[index] for index in asked], origins, strict=True)
 
@@ -60,7 +60,7 @@ class PathReading(Reading):
 class TextReader(ABC):
     """Reads the attention of chosen (layer, head) pairs, in ascending order, from the queries of a step."""
 
-    captured = True  # whether `launch` may be captured: it allocates nothing
+    captured = True  # whether `launch` allocates nothing and may be captured as a graph
 
     def __init__(self, heads: Ordered[tuple[int, int]], kv: PagedKV) -> None:
         self.heads, self._kv, self._device = tuple(heads), kv, kv.keys.device
@@ -75,7 +75,7 @@ class TextReader(ABC):
 
     @abstractmethod
     def launch(self, queries: Queries, tables: Tensor, texts: Texts) -> Tensor:
-        """Launch the kernels over all rows and return their result, which the next launch may overwrite."""
+        """Launch the kernels over all rows and return their result on the device; the next launch may overwrite it."""
 
     @abstractmethod
     def copied(self, result: Tensor, texts: TextRows) -> Reading:
@@ -148,5 +148,5 @@ class PathReader(TextReader):
 
 
 def _tiles(texts: TextRows) -> int:
-    """Return the tiles that hold the end of the path and the origins of the longest text."""
+    """Return the number of tiles that hold the end of the path and the origins of the longest text."""
     return max(texts.lengths) // BLOCK_N + 1

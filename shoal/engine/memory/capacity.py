@@ -22,9 +22,9 @@ from shoal.quantize.sizes import codec_bytes, model_bytes
 CARDS = (8, 12, 16, 24, 80, 141)  # GB
 MODELS = ("s1-mini", "s2-pro")
 CONTEXTS = (1024, 4096)  # tokens per sequence: about 47 s and three minutes of reference and speech
-# The rest is left to the driver and to fragmentation.
+# Share of a card's memory that the engine may use; the rest is for the driver and fragmentation.
 SHARE = float(EngineConfig.gpu_memory)
-# Graphs, the workspaces of prompts and of cuDNN, and the driver. Measured on an H200 with S1-mini and 16 slots: an
+# Bytes of graphs, workspaces of prompts and cuDNN, and the driver. Measured on an H200 with S1-mini and 16 slots: an
 # engine needed 5.43 GB beside its KV cache, and 0.26 GB outside torch; the parts computed below are 4.5 GB.
 WORKSPACE = int(1.2e9)
 GPU, DTYPE = torch.device("cuda"), torch.bfloat16
@@ -47,9 +47,9 @@ def capacity_table(cards: tuple[int, ...] = CARDS, models: tuple[str, ...] = MOD
 
 
 def card_capacity(card: int, model: str, bandwidth: float | None = None) -> CardCapacity:
-    """Return what fits into the default `gpu_memory` of a card of some GB, with the weights that `auto` selects.
+    """Return the capacity of a card of `card` GB with the default `gpu_memory` and the weights that `auto` selects.
 
-    `bandwidth` of the card in bytes per second; None: any that is fast enough for the largest weights.
+    `bandwidth` is that of the card's memory in bytes per second; None: fast enough for the largest weights.
     """
     cap = int(SHARE * card * 1e9)
     skeleton, codec = skeletons(model)
@@ -96,6 +96,7 @@ def _token_bytes(model: DualAR, dtype: torch.dtype) -> int:
 
 @cache
 def skeletons(model: str) -> tuple[DualAR, Codec]:
+    """Return a model and its codec on the meta device: shapes without memory."""
     config, sound = SIZES[model]
     with init_empty_weights():
         return DualAR(config), Codec(sound)
@@ -113,7 +114,7 @@ def _stream_bytes(codec: CodecConfig) -> int:
 
 @cache
 def _decoding(codec: CodecConfig) -> tuple[int, int]:
-    """Return the bytes to decode one frame of a long chunk, and those of the state of one stream."""
+    """Return the workspace in bytes per frame of a long chunk, and the bytes of the state of one stream."""
     frames = EngineConfig.max_chunk_frames
     with init_empty_weights():
         empty = Codec(codec, encoder=False)

@@ -8,17 +8,17 @@ MAX_COOLDOWN_SECONDS = 3600.0
 
 
 class ConcurrencyLimit:
-    """Maximum number of running sequences, `limit`."""
+    """Maximum number of running sequences (`limit`). Not thread-safe."""
 
     def __init__(self, slots: int, clock: Callable[[], float]) -> None:
         self.limit = slots
         self._slots, self._clock = slots, clock
         self.cooldown_seconds = COOLDOWN_SECONDS
         self._changed = clock()
-        self._grown = False  # since the last out-of-memory error
+        self._grown = False  # whether the limit was raised since the last out-of-memory error
 
     def shrink(self, running: int) -> bool:
-        """Lower the limit to 3/4 of `running` after an out-of-memory error; False if that would be none."""
+        """Lower the limit to 3/4 of `running` after an out-of-memory error; return False if only one was running."""
         self.cooldown_seconds = (
             min(2 * self.cooldown_seconds, MAX_COOLDOWN_SECONDS) if self._grown else COOLDOWN_SECONDS
         )

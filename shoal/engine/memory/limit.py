@@ -1,4 +1,4 @@
-"""Parses the setting `gpu_memory`: a fraction of the device, or a size. Does not import torch."""
+"""Parse the setting `gpu_memory`: a fraction of the device, or a size. Does not import torch."""
 
 import re
 
@@ -17,7 +17,7 @@ def parse_memory_limit(text: str, total: int) -> int:
 
 
 def read_memory_limit(text: str) -> tuple[float, bool]:
-    """Return the number, and whether it is a fraction rather than bytes. Raises InvalidRequest."""
+    """Return the number, and true if it is a fraction, false if it is in bytes. Raises InvalidRequest."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", text.lower())
     if found is None or found[2] not in UNITS:
         raise InvalidRequest(f"gpu_memory = {text!r} is neither a fraction such as 0.9 nor a size such as 4GB")

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 # KV blocks while profiling, which runs one short prompt.
 PROFILE_BLOCKS = 8
-# Allocator rounding and fragmentation differ between runs.
+# Share of the limit that stays free, because allocator rounding and fragmentation differ between runs.
 SLACK = 0.01
 # Tokens of KV cache that a slot should have, about 24 s of reference and speech: with fewer, sequences preempt each
 # other, so that fewer slots are faster.
@@ -123,14 +123,18 @@ def _require_kv(budget: MemoryBudget, checkpoint: Checkpoint, min_bytes: int) ->
 
 
 def measure(checkpoint: Checkpoint, config: EngineConfig, limit: int, *, record_weights: bool = False) -> MemoryBudget:
-    """Build an engine with a minimal KV cache, run its peak load and return what it took."""
+    """Build an engine with a minimal KV cache, run its peak load and return the memory that it took.
+
+    Raises SlotsDoNotFit.
+    """
     device = checkpoint.model.device
     # Memory cached while the weights were loaded must not count.
     _release_memory()
     outside = _outside(device)
     torch.cuda.reset_peak_memory_stats(device)
     try:
-        # Calibration reads all heads: the path kernel, which unrolls them, would compile for minutes per batch size.
+        # Calibration reads all heads. Without `record_weights`, the path kernel, which unrolls the heads, would be
+        # compiled for minutes per batch size.
         core = EngineCore(checkpoint, minimal_kv_config(checkpoint, config), record_weights=record_weights)
         run_peak_load(core)
     except (torch.OutOfMemoryError, DeviceFailed, GenerationFailed) as error:
@@ -157,7 +161,7 @@ def minimal_kv_config(checkpoint: Checkpoint, config: EngineConfig) -> EngineCon
 
 @torch.inference_mode()
 def run_peak_load(core: EngineCore) -> None:
-    """Run the largest step: the last prefill chunk of the longest prompt, all slots decoded, recordings and codes."""
+    """Run the largest load: a prefill at the end of the longest context, and the largest calls of the codec."""
     core.warm_up()
     model, kv, config = core.checkpoint.model, core.host_cache.kv, core.config
     device, end, size = model.device, model.config.slow.max_seq_len, config.block_size

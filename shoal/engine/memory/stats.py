@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 def memory_stats(device: torch.device) -> dict[str, dict[str, int]]:
-    """Return bytes by place. `vram` (GPU only): used and total of the device, and allocated by this process."""
+    """Return bytes of host memory (resident) and, with a GPU, of `vram`: used, total, and allocated by this process."""
     stats = {"host": {"resident": rss_bytes()}}
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)

@@ -1,7 +1,7 @@
-"""Incremental codec decoding: chooses which frames to decode and decodes those of all utterances in one call.
+"""Incremental codec decoding: chooses the frames to decode and decodes those of all utterances in one call.
 
-A call is begun in one step and collected in the same one, or in the next with `overlap`: a GPU then decodes through
-graphs concurrently with the model, and the host waits for neither.
+A call is collected in the step that submits it, or with `overlap` in the next one: a GPU then decodes concurrently with
+the model, and the host waits for neither.
 """
 
 import logging
@@ -36,10 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """The next `frames` frames of an utterance to decode; `ended` if no more will follow.
-
-    All frames belong to one turn: `turn` of the utterance.
-    """
+    """The next `frames` frames of an utterance to decode, all of one `turn`; `ended` if no more will follow."""
 
     utterance: Utterance
     frames: int
@@ -87,14 +84,15 @@ class AudioDecoder:
         overlap: bool = False,
         native: Callable[[], Context] = lambda: open_context("auto", 1),
     ) -> None:
-        """Decode with the first of `backends` that works; `graph` runs in half precision. The last must be eager.
+        """Decode with the first of `backends` that works; `graph` runs in half precision.
 
-        `native` returns the library context of the native backend, which is the only one for arrays.
+        The last one is used whatever happens: eager, or native for a codec of arrays, which has no other backend.
+        `native` returns the library context of the native backend.
         """
         self.codec = codec
         self.clock = clock
         self.seconds = 0.0  # host time spent launching calls and waiting for them
-        self.failures = 0  # utterances in a row that the codec could not decode alone either
+        self.failures = 0  # consecutive utterances that could not be decoded even alone
         self.reasons: dict[CodecBackend, str] = {}  # why a backend is not used
         self.first_frames = first_frames  # frames of the first chunk, unless a request asks for another number
         self._slots, self._max_frames, self._overlap = slots, max_frames, overlap
@@ -114,7 +112,10 @@ class AudioDecoder:
 
     @property
     def exact_chunks(self) -> bool:
-        """Return whether samples have the same bits in chunks of any size; other backends round by the size."""
+        """Return whether samples on a GPU have the same bits in chunks of any size; eager and plain-graph do not.
+
+        False for the native backend, which is exact as well: its speed is not measured, so nothing depends on this.
+        """
         return self.backend == "graph"
 
     @property
@@ -126,8 +127,8 @@ class AudioDecoder:
         """Return the chunk of an utterance to decode now, or None until enough frames have gathered.
 
         All frames are decoded at the end, and when `pausing`, because the next frame has to wait for a prefill. The
-        first frames of a turn are held back as long as they may have to be generated again. A
-        client that is ahead of playback gets larger chunks, which cost less to decode.
+        first frames of a turn are held back as long as they may have to be generated again. When generation is ahead of
+        playback, chunks are larger, which cost less to decode.
         """
         if ended:
             return PlannedChunk(utterance, utterance.backlog, ended=True)
@@ -136,12 +137,12 @@ class AudioDecoder:
         required = 1 if pausing else self._chunk_frames(utterance)
         if utterance.backlog < required:
             return None
-        # Frames that were held back until now do not delay the first chunk: they are the second.
+        # The first chunk stays small even if more frames were held back: those are the second chunk.
         frames = utterance.backlog if utterance.decoded or pausing else required
         return PlannedChunk(utterance, frames, ended=False)
 
     def submit(self, chunks: list[PlannedChunk]) -> None:
-        """Start decoding these chunks; `collect` has to be called before the next `submit`."""
+        """Start decoding these chunks. Requires that the last call was collected."""
         assert self._call is None, "a call is in flight"
         started = time.perf_counter()
         filled = [each for each in chunks if each.frames]
@@ -162,7 +163,10 @@ class AudioDecoder:
         self.seconds += time.perf_counter() - started
 
     def collect(self) -> list[tuple[PlannedChunk, DecodeResult]]:
-        """Return the samples of all submitted chunks, except of released utterances. Failures are per utterance."""
+        """Wait for the submitted chunks and return their samples, or the error of an utterance that cannot be decoded.
+
+        Chunks of utterances that were released in the meantime are left out.
+        """
         if self._call is None:
             return []
         started = time.perf_counter()
@@ -204,7 +208,7 @@ class AudioDecoder:
         return {each.utterance.id: row for each, row in zip(call.intact, rows, strict=True)}
 
     def _fits(self, chunk: PlannedChunk) -> bool:
-        """Return whether the stream stays within the positions of the graphs; eager operators have no limit."""
+        """Return whether the stream stays within MAX_POSITIONS frames, the limit of graphs; others have none."""
         decoder = self._decoder
         return not uses_graphs(decoder) or decoder.can_extend(chunk.utterance.sequence.slot, chunk.frames)
 
@@ -304,7 +308,10 @@ class AudioDecoder:
         return self._run(codes, [each.utterance.sequence.slot for each in chunks], [each.frames for each in chunks])
 
     def _redecode(self, chunk: PlannedChunk) -> DecodeResult:
-        """Rebuild a slot whose state is lost or half written; falls back as far as the eager decoder if that fails."""
+        """Decode again from the first frame, after the state of a slot was lost or half written.
+
+        Falls back to the next backend on an error, as long as there is one.
+        """
         while True:
             try:
                 return self._decode_from_start(chunk)

@@ -1,6 +1,6 @@
 """Chunk sizing. Pure functions, so that the simulator cuts audio as the engine does."""
 
-# Minimum frames of a chunk. Exceptions of one frame: playback is about to underrun, and the first chunk of fast GPUs.
+# Minimum frames of a chunk. One frame is enough if playback is about to underrun, and for a first chunk on a fast GPU.
 MIN_CHUNK_FRAMES = 2
 # A first chunk has one frame if a step of all slots takes at most this share of a frame's duration. The second frame
 # must arrive while the first is played, even if a prefill-only step, which takes up to half a frame, runs before it.
@@ -16,9 +16,10 @@ def chunk_frames(sent: int, lead: float, first: int, max_frames: int) -> int:
     """Return the frames a chunk needs before it is sent.
 
     The first chunk needs `first`, a later one half of the frames sent: at least `first`, at most `max_frames`. `lead`
-    is the number of sent frames that have not been played yet. It matters only when playback is about to catch up: as
+    is the number of sent frames that have not been played yet. It matters only if playback is about to catch up: as
     long as generation is well ahead, chunks are cut at the same places every time. After a first chunk of one frame
-    it always is, so the default is one only where samples do not depend on the cuts (`AudioDecoder.exact_chunks`).
+    playback is always about to catch up, so one frame is the default only where samples do not depend on the cuts
+    (`AudioDecoder.exact_chunks`).
     """
     if not sent:
         return first

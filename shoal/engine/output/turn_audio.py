@@ -11,13 +11,13 @@ from shoal.speech import Samples
 
 @dataclass(slots=True)
 class TurnAudio:
-    """State of one utterance. Runs on the engine thread; the tempo filter is only built for turns with a rate."""
+    """Output state of one utterance. Used on the engine thread. Only turns with a rate build the tempo filter."""
 
     sample_rate: int
     silence_before: int = 0  # samples
     turn_begin: int = 0  # sample at which the audio of the current turn begins
     _sent: int = 0  # samples returned so far
-    _between: bool = True  # no audio of the current turn has been returned
+    _between: bool = True  # whether the next samples are the first of a turn
     _tempo: Tempo | None = None
 
     def apply(self, turn: Turn, samples: Samples, *, turn_ended: bool) -> Samples:

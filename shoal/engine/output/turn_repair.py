@@ -9,15 +9,16 @@ from shoal.text.phonemes import SPAN
 from shoal.text.split import MARKER, TAG
 from shoal.text.tokenizer import SPEAKER_TAG
 
-WIDE = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # kana, ideographs, hangul: cut between any two
+WIDE = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # kana, ideographs, hangul: a text may be cut between any two
+# Parts that are never cut: phoneme spans, tags, markers, single wide characters, words; each with its trailing space.
 UNIT = re.compile(rf"(?:{SPAN.pattern}|{TAG}|{MARKER}|[{WIDE}][^\w\s]*|[^\s{WIDE}]+)\s*")
 
 
 def divide_text(text: str, seconds: float, pace: float) -> tuple[str, str] | None:
     """Return the part of a text that `seconds` of speech contain, and the rest; None if one of them has no word.
 
-    Without an alignment the place follows from the reading time of the words. The estimate is low: a word that is
-    spoken twice is better than one that is left out.
+    The cut follows from the reading time of the words, because there is no alignment. The estimate is low: a word that
+    is spoken twice is better than one that is left out.
     """
     cut = _cut(text, seconds, pace)
     spoken, rest = text[:cut].rstrip(), text[cut:].strip()

@@ -16,7 +16,7 @@ Span = tuple[int, int]
 # A word has ended when the path has been past it for this long. Before the first sound of a turn attention looks at all
 # of its text, and a decision in those frames puts words up to a second too early.
 CONFIRM_SECONDS = 0.2
-# Frames after which a path copies what it needs of the arrays of its steps.
+# Frames after which a path copies its origins out of the arrays of the steps.
 COPIED_FRAMES = 256
 
 
@@ -25,12 +25,12 @@ class MonotonicPath:
 
     def __init__(self, tokens: int) -> None:
         self._count = tokens
-        self._origins: list[Origins] = []  # per frame; the last ones are parts of arrays over many paths
-        self._own = 0  # frames whose origins are copied
+        self._origins: list[Origins] = []  # per frame; the newest are views of arrays that all paths of a step share
+        self._own = 0  # frames whose origins have been copied
         self._path: list[int] = []
 
     def feed(self, origins: Origins) -> None:
-        """Append a frame: the token in which the best path ends now, then the token before each token of the text."""
+        """Append a frame: origins [1 + tokens], the end of the best path, then the predecessor of each token."""
         self._origins.append(origins)
         if len(self._origins) - self._own >= COPIED_FRAMES:
             self._copy()
@@ -52,14 +52,17 @@ class MonotonicPath:
             frame -= 1
 
     def _copy(self) -> None:
-        """Copy the newest frames: those of other, longer texts in the same arrays would stay in memory."""
+        """Copy the newest origins: a view would keep the origins of all other texts of its step in memory."""
         new = [each[: 1 + self._count] for each in self._origins[self._own :]]
         self._origins[self._own :] = list(np.stack(new))
         self._own = len(self._origins)
 
 
 def frame_of(path: Sequence[int], token: int) -> float:
-    """Return the frame in which the path reaches a token; tokens that it leaves out share the last frame before."""
+    """Return the frame, with a fraction, in which the path reaches a token.
+
+    Tokens that the path skips divide the frame before it evenly.
+    """
     frame = bisect_left(path, token)
     if frame == 0 or frame == len(path) or path[frame] == token:
         return float(frame)
@@ -172,7 +175,7 @@ class WordTimes:
         return Counter(word for turn in self.plan.turns for word in turn if word is not None)
 
     def _seconds(self, frame: float, frames: int) -> float:
-        # The first sound is not late: there is nothing before it that attention could be ahead of.
+        # No lead at the start: there is no earlier sound that attention could be ahead of.
         return max(0.0, min(frame + self.lead_frames, frames)) * self.frame_seconds if frame > 0 else 0.0
 
     def _found(self, index: int, start: float, end: float) -> None:

@@ -26,7 +26,7 @@ class EngineJob:
     command: Command
     deliver: Deliver
     attempts: int = 0
-    replied: bool = False  # the caller has received something, so the job cannot be resubmitted
+    replied: bool = False  # the caller has received a reply, so the job cannot be resubmitted
     context: Context = field(default_factory=copy_context)  # caller's context, for log records about this job
 
 
@@ -68,10 +68,12 @@ class EngineProcess:
         self.process.kill()
 
     def join(self, timeout: float | None = None) -> bool:
+        """Wait at most `timeout` seconds for the process to exit; return whether it has."""
         self.process.join(timeout)
         return self.process.exitcode is not None
 
     def record_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Count a heartbeat as progress if a step has run since the last one, or the engine is idle."""
         if heartbeat.active == 0 or heartbeat.steps != self.steps:
             self.progress = time.monotonic()
         self.steps = heartbeat.steps

@@ -1,6 +1,6 @@
 """Log forwarding: records of the engine process are sent to the parent process and handled there.
 
-So they get the parent's format and level, and records about a job get its request id, which only the parent knows.
+There they get the parent's format and level, and records about a job its request id, which only the parent knows.
 """
 
 import logging
@@ -15,7 +15,7 @@ current_job: ContextVar[int] = ContextVar("shoal_job", default=0)
 
 
 class ForwardingHandler(QueueHandler):
-    """Calls `send` instead of a queue. A record that cannot be sent does not fail the code that logs it."""
+    """Passes records to `send` instead of a queue. An error in `send` does not reach the code that logs."""
 
     def __init__(self, send: Callable[[int, LogLine], None]) -> None:
         super().__init__(SimpleQueue())

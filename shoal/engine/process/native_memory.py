@@ -1,9 +1,9 @@
-"""Bounds on what the C heap of the engine process keeps: glibc keeps memory that is free.
+"""Limit the free memory that glibc's heap keeps in the engine process.
 
-Codec calls allocate and free buffers of many sizes, and small blocks that live longer keep the space between them. The
-number of arenas, by default eight per core, is bounded, and free memory is returned to the system in idle moments. A
-fixed mmap threshold would return buffers at once, but its page faults double the time of large codec calls (nano on
-an AMD EPYC).
+Codec calls allocate and free buffers of many sizes, and small blocks that live longer fragment the heap between them.
+Therefore the number of arenas, by default eight per core, is bounded, and free memory is returned to the system when
+the engine is idle. A fixed mmap threshold would return buffers at once, but its page faults double the time of large
+codec calls (nano on an AMD EPYC).
 """
 
 import ctypes
@@ -20,7 +20,7 @@ TRIM_SECONDS = 60.0  # between trims of an engine that is never idle
 
 
 def bound_heap() -> bool:
-    """Bound the number of malloc arenas. False where there is no glibc. Call it before threads start."""
+    """Bound the number of malloc arenas; return False without glibc. Must be called before threads start."""
     mallopt = _function("mallopt")
     return mallopt is not None and bool(mallopt(M_ARENA_MAX, MAX_ARENAS))
 

@@ -11,7 +11,7 @@ from shoal.speech import AudioChunk
 
 
 class ReplyStream:
-    """The chunks of a submitted request, as they are generated.
+    """Async iterator over the chunks of a submitted request. For one reader.
 
     It must be closed even if it was never iterated. `cancel` does not wake a pending `__anext__`.
     """

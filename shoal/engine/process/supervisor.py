@@ -63,7 +63,7 @@ class SupervisorConfig:
 
 
 class Supervisor:
-    """The interface of `Service` across a process boundary, with restarts. Thread-safe.
+    """Runs a `Service` in an engine process, with its interface, and restarts the process. Thread-safe.
 
     `start` blocks until the engine is ready.
     """
@@ -87,13 +87,13 @@ class Supervisor:
         self._monitor_thread = threading.Thread(target=self._monitor, name="shoal-monitor", daemon=True)
 
     def start(self) -> None:
-        """Start the engine and wait until it is ready. Raises the error that kept it from starting."""
+        """Start the engine and block until it is ready. Raises the error that kept it from starting."""
         self._start_engine(self.source)
         self._monitor_thread.start()
 
     @property
     def ready(self) -> bool:
-        """Return whether requests are accepted and will be spoken: also while the engine sleeps or wakes up."""
+        """Return whether requests are accepted: also while the engine sleeps or wakes up."""
         return (self._loaded or self.activity != "awake") and not self._closing
 
     @property
@@ -164,7 +164,10 @@ class Supervisor:
         return released
 
     def reload(self, source: EngineSource) -> None:
-        """Start an engine from `source` beside the current one and switch to it; the old one drains."""
+        """Start an engine from `source` beside the current one and switch to it; the old one drains. Blocks.
+
+        If the new engine cannot start, raises its error and keeps the old one.
+        """
         self._start_engine(source)
 
     def close(self, *, drain: bool = False, timeout: float | None = None) -> None:
@@ -235,7 +238,7 @@ class Supervisor:
         return [*self._queued, *(job for process in processes for job in process.jobs.values())]
 
     def _speech_jobs_reach(self, limit: int) -> bool:
-        """Return whether there are `limit` requests for speech. Looks through the jobs only if there are so many."""
+        """Return whether at least `limit` jobs are requests for speech. Checks each job only if there are so many."""
         jobs = len(self._queued) + sum(len(each.jobs) for each in (self._current, *self._retiring) if each is not None)
         return jobs >= limit and sum(isinstance(job.command, Speak) for job in self._jobs()) >= limit
 
@@ -425,7 +428,7 @@ class Supervisor:
             return True
 
     def _wake_for_work(self) -> None:
-        """Wait a moment for a job while the engine sleeps, and start the engine if there is one."""
+        """Wait up to 0.5 s for a job while the engine sleeps, and start the engine if there is one."""
         with self._changed:
             self._changed.wait_for(lambda: self._queued or self._closing or self.activity != "asleep", timeout=0.5)
             if not self._queued or self._closing or self.activity != "asleep":

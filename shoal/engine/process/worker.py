@@ -50,7 +50,7 @@ HEARTBEAT_SECONDS = 0.5
 EXIT_DONE, EXIT_BROKEN = 0, 70  # 70 is EX_SOFTWARE
 FRAGMENT_BYTES = 256 << 10  # 3 s of samples at 22 kHz; a pipe takes it in well under a millisecond
 MAX_QUEUED_BYTES = 64 << 20  # audio that waits for a server process that does not read
-FLUSH_SECONDS = 5.0
+FLUSH_SECONDS = 5.0  # maximum wait for the server to read the last replies before the process exits
 PREPARE_THREADS = 8  # for hashing recordings, tokenizing long texts and sending results; encoding has its own thread
 
 
@@ -90,7 +90,7 @@ def run_worker(pipe: Connection, source: EngineSource, log_level: int) -> None:
 
 
 def exit_process(code: int, replies: "ReplyChannel") -> NoReturn:
-    """Send what is queued and exit; a normal exit would wait for threads that still encode recordings.
+    """Send the queued replies and exit at once; a normal exit would wait for threads that still encode recordings.
 
     After `EXIT_BROKEN` the supervisor starts a new process and resubmits the requests that have sent no audio.
     """
@@ -115,7 +115,7 @@ class ReplyChannel:
         threading.Thread(target=self._write, name="shoal-reply", daemon=True).start()
 
     def send(self, job: int, reply: Reply) -> None:
-        """Queue a reply. Audio waits while a server that does not read has left more than MAX_QUEUED_BYTES of it."""
+        """Queue a reply. Audio blocks while more than MAX_QUEUED_BYTES of it wait for the server to read."""
         with self._changed:
             if isinstance(reply, AudioChunk):
                 self._changed.wait_for(lambda: self._size <= MAX_QUEUED_BYTES)
@@ -156,7 +156,7 @@ class ReplyChannel:
             self._pipe.send(batch)
         except OSError:
             pass  # a closed pipe is handled by the reading side, which ends the process
-        except (pickle.PicklingError, TypeError, AttributeError):  # what cannot be pickled must not hold back the rest
+        except (pickle.PicklingError, TypeError, AttributeError):  # one unpicklable reply must not lose the others
             if len(batch) > 1:
                 for each in batch:
                     self._write_batch([each])
@@ -167,9 +167,11 @@ class ReplyChannel:
 
 
 class EngineWorker:
+    """Runs the commands of the pipe on a Service and queues the replies."""
+
     def __init__(self, pipe: Connection, replies: ReplyChannel, source: EngineSource) -> None:
         self._pipe, self._replies, self._send, self._send_large = pipe, replies, replies.send, replies.send_large
-        # The objects of torch and the model stay out of later collections, which would pause the engine thread.
+        # Excludes the objects of torch and the model from later garbage collections, which pause the engine thread.
         with paused_gc():
             from shoal.engine.load import load_service
 
@@ -264,7 +266,7 @@ class EngineWorker:
 
     @contextmanager
     def _reporting_errors(self, job: int) -> Iterator[None]:
-        """Send any error of a job to its caller; log lines in between are the job's."""
+        """Send any error of a job to its caller, and attribute log records inside the block to the job."""
         token = current_job.set(job)
         try:
             yield

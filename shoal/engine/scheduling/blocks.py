@@ -63,7 +63,7 @@ class BlockPool:
         self.stats = BlockStats()
         self._caching = caching
         self._free: deque[int] = deque(range(count))
-        self._holders = [0] * count
+        self._holders = [0] * count  # reference counts
         self._key: list[Key | None] = [None] * count
         self._by_key: dict[Key, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -112,7 +112,7 @@ class BlockPool:
             self._by_key[key] = block
 
     def in_use(self, keys: Iterable[Key]) -> int:
-        """Return how many blocks of the known prefix of `keys` are referenced; sharing them needs no free block."""
+        """Return how many blocks of the cached prefix of `keys` are referenced; sharing them needs no free block."""
         count = 0
         for key in keys:
             block = self._by_key.get(key)

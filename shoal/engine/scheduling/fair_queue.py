@@ -32,7 +32,7 @@ class FairQueue:
 
     @property
     def first(self) -> Sequence:
-        """The sequence that starts next. Raises StopIteration if the queue is empty."""
+        """Return the sequence that starts next. Raises StopIteration if the queue is empty."""
         return next(iter(self))
 
     def add(self, sequence: Sequence) -> None:
@@ -53,7 +53,7 @@ class FairQueue:
         return sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Raises KeyError or ValueError if the sequence is not in the queue."""
+        """Remove a sequence. Raises KeyError or ValueError if it is not in the queue."""
         if sequence in self._preempted:
             self._preempted.remove(sequence)
             return

@@ -17,10 +17,10 @@ class BlockInFlight:
     """A full block of a prompt that `sequence` computes; valid as long as its epoch is the same."""
 
     block: int
-    index: int  # of the block in the sequence
+    index: int  # position of the block in the sequence
     sequence: Sequence
     epoch: int
-    plan: int  # number of the plan that has its last token
+    plan: int  # number of the plan that computes its last token
 
     @property
     def valid(self) -> bool:
@@ -33,7 +33,7 @@ class PrefixesInFlight:
 
     plan: int = 0
     _blocks: dict[Key, BlockInFlight] = field(default_factory=dict)
-    _borrowed: list[tuple[Sequence, BlockInFlight]] = field(default_factory=list)  # of the current plan
+    _borrowed: list[tuple[Sequence, BlockInFlight]] = field(default_factory=list)  # borrower and block, current plan
 
     def begin_plan(self) -> None:
         """Drop blocks that are in the prefix cache by now, and those of sequences that were cancelled or preempted."""
@@ -62,8 +62,8 @@ class PrefixesInFlight:
         return found.block
 
     def orphans(self) -> list[Sequence]:
-        """Return the next sequences to preempt: the plan lost a sequence whose blocks they borrowed in this plan.
+        """Return the sequences that borrowed, in this plan, blocks of a sequence that was preempted since.
 
-        Preempting them may give more.
+        They have to be preempted as well, which may orphan others: call this again.
         """
         return [sequence for sequence, block in self._borrowed if not block.valid and sequence.blocks]

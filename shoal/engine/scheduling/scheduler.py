@@ -84,34 +84,34 @@ class SchedulerStats:
     preempted: int = 0
 
 
-# Frames of audio that streams may wait for their next frame while a step computes prompts of a burst: with the steps
-# before and after, less than playback takes.
+# Maximum duration of a prefill-only step, in frames of audio: together with the steps before and after it, running
+# streams wait less than one frame, so playback does not underrun.
 FRAME_PAUSE = 0.5
-# Streams do not wait on a device that takes longer than this for the prompts of one step.
+# There are no prefill-only steps on a device that takes longer than this for a full token budget.
 MAX_PAUSING_PREFILL_SECONDS = 0.016
 
-# Prompt tokens per decode of a step: a step of many sequences takes longer, so more prompt tokens delay it by the same
-# share. A GPU with a larger token budget computes them faster.
+# Prompt tokens that a step may compute per decode: a step of many sequences takes longer, so more prompt tokens delay
+# it by the same share. One per BUDGET_PER_DECODE tokens of budget if that is more: a large budget means a fast GPU.
 MIN_PREFILL_PER_DECODE = 2
 BUDGET_PER_DECODE = 256
 
 
 def burst_tokens(frame_rate: float, token_budget: int, token_seconds: float) -> int:
-    """Return the maximum prompt tokens of a prefill-only step: as many as take FRAME_PAUSE.
+    """Return the maximum prompt tokens of a prefill-only step: as many as the device computes in FRAME_PAUSE frames.
 
     0 disables such steps: where prefill is too slow, running streams would underrun.
     """
     if not 0 < token_budget * token_seconds <= MAX_PAUSING_PREFILL_SECONDS:
         return 0
     tokens = FRAME_PAUSE / frame_rate / token_seconds
-    # Rounded to whole graphs of this size.
+    # Rounded to multiples of the default budget, the size of the largest regular prompt graph.
     return max(token_budget, round(tokens / DEFAULT_TOKEN_BUDGET) * DEFAULT_TOKEN_BUDGET)
 
 
 def _prompt_tokens(sequence: Sequence) -> int:
-    """Return the prompt tokens that are not planned, without the last one, which is computed with a frame."""
-    waits = sequence.blocks and not sequence.decoding and sequence.finish is None
-    return max(0, sequence.length - 1 - sequence.computed) if waits else 0
+    """Return the number of prompt tokens still to be planned, except the last, which is computed with a frame."""
+    prefilling = sequence.blocks and not sequence.decoding and sequence.finish is None
+    return max(0, sequence.length - 1 - sequence.computed) if prefilling else 0
 
 
 def prefill_budget(token_budget: int, decodes: int) -> int:
@@ -120,6 +120,8 @@ def prefill_budget(token_budget: int, decodes: int) -> int:
 
 
 class Scheduler:
+    """Waiting and running sequences, their slots and KV blocks. Not thread-safe."""
+
     def __init__(
         self,
         pool: BlockPool,
@@ -132,9 +134,9 @@ class Scheduler:
         policy: AdmissionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """While more prompt tokens wait than a step computes, as in a burst, every second step is prefill-only.
+        """`burst_tokens` is the limit of a prefill-only step; with 0 every step also decodes.
 
-        Such a step computes up to `burst_tokens`; with 0 every step also decodes.
+        While more prompt tokens wait than one step computes, as in a burst, every second step is prefill-only.
         """
         self.pool = pool
         self.stop_id = stop_id
@@ -184,7 +186,7 @@ class Scheduler:
         return max(0, room - sampling.max_frames) if sampling.max_frames else 0
 
     def plan(self, alone: Sequence | None = None) -> Batch:
-        """Return the next batch and advance all sequences as if it had run: later plans may use what it computes.
+        """Return the next batch and advance its sequences as if it had run: the next plan does not wait for its end.
 
         With `alone`, the batch holds only that sequence.
         """
@@ -212,8 +214,8 @@ class Scheduler:
     def prefill_budget(self, decodes: int) -> int:
         """Return the prompt tokens that a step with this many decodes may compute.
 
-        Decodes do not reduce it: with as many of them as tokens in the budget, new requests would wait for seconds.
-        After a prefill-only step they do not raise it either: together the two steps must take less than a frame.
+        Decodes do not count against the budget: otherwise a batch as large as the budget would starve new requests.
+        They raise it, except after a prefill-only step: together the two steps must take less than a frame.
         """
         return self.token_budget if self._postponed else prefill_budget(self.token_budget, decodes)
 
@@ -268,19 +270,19 @@ class Scheduler:
         sequence.reset_kv()
 
     def _postpone_frames(self, eligible: list[Sequence], budget: int) -> bool:
-        """Return whether a step computes prompts only: more tokens wait than `budget`, and frames can wait as well.
+        """Return whether this step is prefill-only: more prompt tokens wait than `budget`, and the last step was not.
 
-        The prompts of a burst end sooner then, because a step that samples takes nearly as long for few sequences as
-        for many. Running streams are ahead of playback; they get their next frame with the step after this one.
+        A step that samples takes nearly as long for few sequences as for many, so the first frames of a burst come
+        sooner if all its prompts are computed first. Running streams are ahead of playback and decode in the next step.
         """
-        wait = self.burst_tokens > 0 and not self._postponed
-        self._postponed = wait and sum(map(_prompt_tokens, eligible)) > budget
+        allowed = self.burst_tokens > 0 and not self._postponed
+        self._postponed = allowed and sum(map(_prompt_tokens, eligible)) > budget
         return self._postponed
 
     def _plan_decodes(self, ready: list[Sequence]) -> list[tuple[Sequence, int]]:
         planned = []
         for sequence in ready:
-            # Not bound: preempted for the block of another sequence.
+            # `bound` is false if an earlier iteration preempted this sequence to take its blocks.
             if sequence.bound and self._reserve(sequence, sequence.computed + 1):
                 sequence.computed += 1
                 sequence.planned += 1
@@ -323,7 +325,7 @@ class Scheduler:
         # The last token is always computed, because the next frame is sampled from its logits.
         shareable = sequence.keys[: (sequence.length - 1) // self.pool.size]
         needed = self.pool.needed(sequence.length + 1)
-        # Checked before any change: a waiting sequence comes here at every step.
+        # Checked before anything is changed, because a waiting sequence is tried again at every step.
         if needed - self.pool.in_use(shareable) > self.pool.available:
             return False
         shared = self.pool.match(shareable)
@@ -344,7 +346,7 @@ class Scheduler:
         sequence.sealed = len(shared)
 
     def _plan_prefills(self, eligible: list[Sequence], budget: int, *, sampling: bool) -> list[Prefill]:
-        """Plan prompts; without `sampling` up to their last tokens, from which frames are sampled."""
+        """Plan prompt tokens; without `sampling` all but the last of each prompt, which samples a frame."""
         prefills = []
         for sequence in eligible:
             end = sequence.length - (not sampling)
@@ -412,9 +414,9 @@ class Scheduler:
         return 1
 
     def _commit_kv(self, batch: Batch) -> None:
-        """Note the tokens whose keys and values a finished step has written; full blocks of them can be shared.
+        """Count the tokens whose keys and values a finished step has written, and seal the blocks they fill.
 
-        Tokens of steps in flight do not count: if such a step fails, its blocks hold anything.
+        Tokens of steps in flight do not count: if such a step fails, the content of its blocks is undefined.
         """
         for prefill in batch.prefills:
             if prefill.sequence.epoch == prefill.epoch:

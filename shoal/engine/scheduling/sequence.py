@@ -29,6 +29,8 @@ class TextSpan(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
+    """State of one sequence in the scheduler; the module's diagram shows the positions."""
+
     id: int
     sampling: SamplingParams
     max_length: int  # maximum length in tokens
@@ -44,10 +46,10 @@ class Sequence:
     keys: list[Key] = field(default_factory=list)  # hashes of all full blocks of known tokens
     sealed: int = 0  # number of blocks registered in the pool by their key
     bound: bool = False  # the device has the newest token of this slot
-    epoch: int = 0  # incremented to invalidate what is in flight
+    epoch: int = 0  # incremented to invalidate results of steps in flight
     arrived: int = 0  # order of admission; the latest is preempted first
     finish: FinishReason | None = None
-    text: TextSpan | None = None  # span whose attention weights are read with every frame; None: none are
+    text: TextSpan | None = None  # span whose attention weights are read with every frame; None: not read
 
     @classmethod
     def start(cls, id: int, prompt: Tokens, sampling: SamplingParams, max_length: int, client: str = "") -> "Sequence":
@@ -84,13 +86,17 @@ class Sequence:
         self.discard_in_flight()
 
     def rewind_turn(self, sampling: SamplingParams, block_size: int, kept_frames: int = 0) -> None:
-        """Drop the frames of this turn after the first ones, to sample them again. Its KV blocks must be released."""
+        """Drop the frames of this turn after the first `kept_frames`, to sample them again.
+
+        The KV blocks must have been released.
+        """
         self.length = self.turn_start + kept_frames
         del self.keys[self.length // block_size :]
         self.sampling, self.finish = sampling, None
         self.discard_in_flight()
 
     def extend(self, tokens: Tokens) -> None:
+        """Append tokens [T, 1 + codebooks]."""
         need = self.length + len(tokens)
         if need > len(self.tokens):
             grown = np.zeros((max(need, 2 * len(self.tokens)), self.tokens.shape[1]), np.int32)
@@ -100,7 +106,7 @@ class Sequence:
         self.length = need
 
     def append(self, token: Tokens) -> None:
-        """Append one token [1 + codebooks]; the hot path of `extend`."""
+        """Append one token [1 + codebooks]; a fast `extend` for the hot path."""
         if self.length == len(self.tokens):
             self.tokens = np.concatenate((self.tokens, np.zeros_like(self.tokens)))
         self.tokens[self.length] = token
