@@ -44,7 +44,7 @@ def _check(
 
 
 def launch_largest_products(device: torch.device, dtype: torch.dtype) -> None:
-    """Launch the products of the released models that exceed 99 KB with the tiles of an H200."""
+    """Launch the products of the released models that need over 99 KB of shared memory with the tiles of an H200."""
 
     def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)

@@ -33,6 +33,7 @@ class HostBuffer:
         self._current = 0
 
     def upload(self, values: np.ndarray) -> None:
+        """Start copying values of the target's shape; waits only while the upload before the last is in flight."""
         self._current = 1 - self._current
         buffer, copied = self._buffers[self._current], self._copied[self._current]
         if copied is not None:
@@ -90,19 +91,19 @@ def _skip_compilation(error: Exception) -> None:
 ResultT = TypeVar("ResultT")
 
 
-# torch.cuda.Stream() hands out so many streams of a device in turn.
+# Streams per device in torch's pool, from which torch.cuda.Stream() returns one after the other.
 STREAMS = 32
-# Contexts, not streams: torch's stream objects crash when a weak reference to them is cleared.
+# Holds contexts instead of streams: torch's stream objects crash when a weak reference to them is cleared.
 _live: "weakref.WeakSet[CaptureContext]" = weakref.WeakSet()
 
 
 class CaptureContext:
     """Stream and memory of graphs that are replayed on one stream, so that no two of them run at the same time.
 
-    A graph keeps the cuBLAS workspace of the stream it was captured on. torch.cuda.graph captures on the same stream
-    every time, so graphs of the model and of the codec, which are replayed at the same time, would share a workspace
-    and overwrite each other's partial sums. Each context has a stream that no other live context has: keep it as long
-    as its graphs.
+    A graph keeps the cuBLAS workspace of the stream it was captured on. By default torch.cuda.graph captures everything
+    on one stream, so graphs of the model and of the codec, which run at the same time, would share a workspace and
+    overwrite each other's partial sums. Each live context has a stream of its own: keep the context as long as its
+    graphs.
     """
 
     def __init__(self) -> None:
@@ -118,7 +119,7 @@ class CaptureContext:
             launch()
         torch.cuda.current_stream().wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        # Thread-local: other threads, which encode voices, may allocate memory during the capture.
+        # Thread-local, because other threads may encode voices, and so allocate memory, during the capture.
         mode = "thread_local"
         with torch.inference_mode(), torch.cuda.graph(graph, self._pool, self.stream, capture_error_mode=mode):
             result = launch()
@@ -184,13 +185,13 @@ class CapturedGraph(Generic[WorkloadT]):
             torch.cuda.synchronize(self.workload.inputs.device)
 
     def capture(self, context: CaptureContext) -> None:
-        """Capture the graph. The workload runs once over padding before."""
+        """Capture the graph, after one run of the workload over padding."""
         self.host_buffer.upload(self.workload.padding())
         self._graph, _ = context.capture(self.workload.run)
         self._context = context
 
     def replay_seconds(self, replays: int) -> float:
-        """Return the shortest of `replays` times of the captured graph over padding, in seconds."""
+        """Replay the captured graph over padding `replays` times and return the shortest time in seconds."""
         self.host_buffer.upload(self.workload.padding())
         return min(self._timed_replay() for _ in range(replays))
 
@@ -210,14 +211,14 @@ KeyT = TypeVar("KeyT")
 class GraphSizes(Generic[KeyT, WorkloadT]):
     """The sizes of one kind of workload, smallest first. A size that fails is dropped; a larger one serves its batches.
 
-    Each size has a key: the number of rows, or a tuple that starts with the class it belongs to.
+    Each size has a key that sorts: the number of rows, or a tuple such as (context width, rows).
     """
 
     def __init__(self, name: str, workloads: Mapping[KeyT, WorkloadT]) -> None:
         self.name = name  # used in messages
         self.available = {key: CapturedGraph(workload) for key, workload in workloads.items()}
         self.dropped: dict[KeyT, str] = {}  # reason by size
-        self._withdrawn: dict[KeyT, CapturedGraph[WorkloadT]] = {}  # dropped by `run`: may work again later
+        self._withdrawn: dict[KeyT, CapturedGraph[WorkloadT]] = {}  # failed in `run`; `restore` brings them back
         self._failed: tuple[KeyT, str] | None = None  # size and reason, if the last run raised
 
     def __iter__(self) -> Iterator[KeyT]:
@@ -266,7 +267,7 @@ class GraphSizes(Generic[KeyT, WorkloadT]):
             return False
         key, reason = failed
         self.dropped[key] = reason
-        logger.warning("%s of size %s failed and is not used any more: %s", self.name, key, reason)
+        logger.warning("%s of size %s failed and is left out until the next retry: %s", self.name, key, reason)
         self._withdrawn[key] = self.available.pop(key)
         return True
 

@@ -1,7 +1,7 @@
 """Triton set-up: JIT decorators, compile-only mode and programmatic dependent launch (PDL).
 
-Without Triton this module still imports; `kernels_unavailable` then says so and no kernel can be launched. Triton is
-not imported where no kernel could run: on a machine without a GPU that takes a tenth of the start of a process.
+Without Triton this module can still be imported; `kernels_unavailable` then says so and no kernel can be launched.
+Triton is not imported where no kernel could run: without a GPU its import would take a tenth of a process's start.
 
 On Hopper and later, kernels of a frame are launched with PDL: a kernel starts before its predecessor has finished,
 prefetches its weights, and then waits (`grid_dependency_wait`). A kernel launched with PDL must wait before it reads or
@@ -46,7 +46,7 @@ HOPPER_SHARED_MEMORY = 232_448
 H200_MULTIPROCESSORS = 132
 
 # Compiled kernels are cached on disk across restarts; Triton's cache key covers source, target and compiler version.
-# Must be set before Triton is imported. An existing TRITON_CACHE_DIR wins.
+# Must be set before Triton is imported; a TRITON_CACHE_DIR that is set already is kept.
 with suppress(RuntimeError):  # a user without a home directory: Triton's own default
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))
 
@@ -57,7 +57,7 @@ def triton_wanted() -> bool:
     return "triton" in sys.modules or "TRITON_INTERPRET" in os.environ or torch.cuda.device_count() > 0
 
 
-IMPORTED = triton_wanted()
+IMPORTED = triton_wanted()  # false: Triton was not imported because nothing could run it, not because it is missing
 try:
     if not IMPORTED:
         raise ImportError("no GPU")
@@ -190,6 +190,7 @@ def grid_dependency_wait():
 
 @jit
 def launch_dependents_and_wait():
+    """Allow the next kernel to start, then wait for the preceding ones (PDL)."""
     gdc_launch_dependents()
     gdc_wait()
 

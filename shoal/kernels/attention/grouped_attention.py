@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attend with q [n, heads, T, d] over k, v [n, kv_heads, S, d] -> [n, heads, T, d]; several heads share keys."""
+    """Attend with q [n, heads, T, d] over k, v [n, kv_heads, S, d] -> [n, heads, T, d] (grouped-query attention)."""
     shared = q.shape[1] // k.shape[1]
     if shared > 1 and not has_grouped_operator(q.device):
         k, v, shared = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1), 1
@@ -14,5 +14,5 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> T
 
 
 def has_grouped_operator(device: torch.device) -> bool:
-    """Return whether the operator itself lets heads share keys; not every version does on Apple's GPUs."""
+    """Return whether the operator supports `enable_gqa`; on Apple's GPUs not every version of torch does."""
     return device.type != "mps"

@@ -25,7 +25,7 @@ class KVScales(TypedDict):
 
 
 def quantize_kv(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantize x [..., d] to `dtype`; returns q [..., d] and scales [...] with x = q * scale."""
+    """Quantize x [..., d] to `dtype`; return q [..., d] and scales [...] with x ≈ q * scale."""
     wide = x.float()
     # The scale is never zero, and is rounded to its stored precision before it is used.
     scales = (wide.abs().amax(-1) / QMAX[dtype]).clamp_min(2.0**-24).to(SCALE_DTYPE)

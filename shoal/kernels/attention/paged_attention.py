@@ -26,7 +26,7 @@ from shoal.kernels.jit import (
     tl,
 )
 
-# Tokens per iteration. This and the number of warps decide the order of sums, so they do not depend on the batch size.
+# Tokens per iteration. It and the number of warps decide the order of sums, so neither depends on the batch size.
 BLOCK_N = 128
 # Maximum number of context splits per row and KV head (flash-decoding).
 NUM_SPLITS = 8
@@ -35,7 +35,7 @@ SPLIT_ROWS = 16
 # Programs per split when prefetching. Each loads all keys and its D / PARTS columns of the values, which leaves room on
 # the multiprocessor for the next linear layer to prefetch its weights.
 PARTS = 2
-# Narrower parts would have another warp layout, which adds the weights of a softmax in another order.
+# Minimum columns of a part: narrower ones would have another warp layout, which sums softmax weights in another order.
 MIN_PART = 32
 # From this many rows on, three programs per multiprocessor (80 registers per thread) are faster than two (108).
 HIGH_OCCUPANCY_ROWS = 128
@@ -71,7 +71,7 @@ def decode_mask(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     visible = (torch.arange(width, device=lengths.device) < lengths[:, None])[:, None, None]
     if lengths.device.type == "cpu":
         return visible
-    # Attention turns a boolean mask into this bias itself, but once per layer.
+    # Given a boolean mask, the operator would compute this bias in every layer.
     return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, -torch.inf)
 
 
@@ -158,7 +158,7 @@ def _decode_kernel(
     PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    # Programs of the same split and different parts compute the same weights, and other columns of the output.
+    # The parts of a split compute the same softmax weights, each for its own columns of the output.
     split, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     kv_head, row = tl.program_id(1), tl.program_id(2)
     # Positions, slots and block tables are uploaded by the host and written by no kernel: no need to wait for them.
@@ -400,7 +400,7 @@ def paged_decode(
     workspace = workspace or DecodeWorkspace.allocate(rows, heads, kv_heads, d, q.device)
     out = torch.empty_like(q)
     pdl, split = supports_pdl(q.device), rows <= SPLIT_ROWS
-    # Only with at most one split (PARTS programs) per multiprocessor: a prefetched block takes most of its registers.
+    # Prefetch only with at most one split (PARTS programs) per multiprocessor: the block takes most of its registers.
     prefetch = split and q.element_size() == 2 and rows * kv_heads * NUM_SPLITS <= multiprocessor_count(q.device)
     parts = PARTS if prefetch and d >= MIN_PART * PARTS else 1
     occupancy = rows >= HIGH_OCCUPANCY_ROWS and shared_memory_limit(q.device) >= HOPPER_SHARED_MEMORY

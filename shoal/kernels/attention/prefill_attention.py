@@ -1,9 +1,9 @@
 """Attention of prompt tokens over a paged KV cache, several tokens of a sequence per program.
 
-`paged_decode` reads the context of every row separately, and its tiles of sixteen query rows hold the few heads of one
-token that share a key head. Here a tile holds these heads of several consecutive rows, so that the context is read once
-for all of them. Every row goes through the operations of `paged_decode` in the same order: blocks beyond a row's own
-length do not touch its sums, so a token has the same bits in a prompt and as a newest token.
+`paged_decode` reads the context once per row: its tiles of sixteen query rows hold only the few heads of one token that
+share a KV head. Here a tile holds these heads for several consecutive rows, so that the context is read once for all of
+them. Every row goes through the operations of `paged_decode` in the same order, and blocks beyond a row's own length do
+not touch its sums, so a token has the same bits in a prefill and in a decode step.
 """
 
 from __future__ import annotations

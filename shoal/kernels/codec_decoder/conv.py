@@ -1,9 +1,10 @@
 """Causal streaming convolutions over packed channels-last batches, with fused bias, activation, residual and Snake.
 
-Activations are [F x rate, channels], the frames of several streams (`Packing`); the left context of a stream, its last
-inputs, is past [slots, steps, channels]. A transposed convolution with kernel = 2 x stride equals a convolution of two
-taps with stride times as many outputs; with kernel = stride it has a single tap. One kernel therefore serves the whole
-codec decoder. Every output is summed in one fixed order, so any chunking of a stream gives the same bits.
+Activations are [P, channels], P = F x rate rows for the F frames of several streams (`Packing`). The left context of a
+stream, its last inputs, is past [slots, steps, channels]. A transposed convolution with kernel = 2 x stride equals a
+convolution of two taps with stride times as many outputs; with kernel = stride it has a single tap. One kernel
+therefore serves the whole codec decoder. Every output is summed in one fixed order, so any chunking of a stream gives
+the same bits.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def conv_reference(
 ) -> tuple[Tensor, Tensor | None]:
     """Convolve x [P, in] -> y [P, out]; also return snake(y) if `alpha` is given.
 
-    `alpha` has as many channels as repeat in `out`: an upsampling convolution has one set of channels per phase.
+    `alpha` has the channels of one phase: `out` of an upsampling convolution repeats them once per phase.
     """
     weight = taps.weight.permute(1, 2, 0).float()
     outputs = [
@@ -97,7 +98,7 @@ def _with_past(x: Tensor, past: Tensor | None, packing: Packing) -> list[Tensor]
 def snake(y, alpha):
     """Compute `snake_reference` with a polynomial."""
     # sin²(πt) has period 1, so a polynomial in t² over [-1/2, 1/2] suffices (minimax, error 3e-7); the general sine has
-    # branches for huge angles. The decoder computes this 67 million times per second of audio.
+    # branches for huge angles. The decoder computes this 78 million times per second of audio.
     frequency = alpha * 0.3183098861837907
     # Adding 1.5 * 2^23 rounds to an integer, faster than `floor`.
     minus_turns = 12582912.0 - tl.fma(y, frequency, 12582912.0)
@@ -161,7 +162,7 @@ def _conv_kernel(
     for step in range(0, k_steps):  # TAPS * K_BLOCKS; a constant would be unrolled
         tap, channel = step // K_BLOCKS, step % K_BLOCKS * BLOCK_K
         back = steps - tap * dilation
-        # An input and the left context that replaces it differ only in the base of their addresses.
+        # New inputs and left context differ only in their base address, so one load reads either.
         x_ptrs = tl.where((time >= back)[:, None], new_ptrs, past_ptrs) if TAPS > 1 else new_ptrs
         x_ptrs += channel - back * IN
         tap_ptrs = w_ptrs + (tap * OUT * IN + channel)
@@ -232,7 +233,7 @@ def conv(
 ) -> tuple[Tensor, Tensor]:
     """Compute `conv_reference` in one launch: returns (y, snake(y)).
 
-    An output that is not computed is x itself: y without `plain`, snake(y) without `alpha`.
+    x is returned in place of an output that is not computed: y without `plain`, snake(y) without `alpha`.
     """
     rows, channels = x.shape
     kernel, width = taps.weight.shape[:2]
@@ -240,7 +241,7 @@ def conv(
     activated = x if alpha is None else x.new_empty(rows, width)
     tile = tile or choose_tile(rows, width, channels, kernel, shared_memory_limit(x.device))
     block_m, block_n, block_k, warps, stages, _ = tile
-    # In large layers programs that share inputs are neighbours: inputs that exceed the L2 cache are read once.
+    # In large layers, programs that share inputs run next to each other: inputs larger than the L2 cache are read once.
     n_first = (block_m, warps) == (128, 4)
     pdl = supports_pdl(x.device)
     grid = (-(-rows // block_m), -(-width // block_n))

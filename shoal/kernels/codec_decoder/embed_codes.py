@@ -46,8 +46,8 @@ def _embed_codes_kernel(
 def embed_codes(codes: Tensor, sizes: Tensor, table: Tensor) -> Tensor:
     """Compute `embed_codes_reference` in one launch; codes may have any strides.
 
-    The first kernel of a call, launched without PDL: it starts when the previous call has ended. Later kernels may
-    therefore read the state of earlier calls before their grid dependency wait.
+    This is the first kernel of a call and launched without PDL, so it starts when the previous call has ended. Later
+    kernels may therefore read the state of earlier calls before their grid dependency wait.
     """
     (frames, books), dim = codes.shape, table.shape[1]
     block = min(512, next_power_of_two(dim))

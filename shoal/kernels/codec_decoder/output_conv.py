@@ -1,8 +1,8 @@
 """The last convolution of the codec's decoder: from channels to one sample per row, with tanh.
 
 It is bound by memory bandwidth. `conv` would read every input once per tap, and use one of sixteen columns of the
-tensor cores. Here a program reads its rows once and multiplies them with all taps; sample t is then the sum of the
-product of row t with the last tap, of row t - 1 with the one before, and so on.
+tensor cores. Here a program reads its rows once and multiplies them with all taps. Sample t is then a sum over taps:
+row t times the last tap, row t - 1 times the one before it, and so on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Residual unit of the codec decoder in one launch: dilated convolution, Snake, pointwise convolution, residual add.
 
-The intermediate of the two products stays in the program, so a program needs all channels. Triton block sizes are
+The activations between the two products stay in the program, so a program needs all channels. Triton block sizes are
 powers of two and the released channel counts are not, but 96 and 192 are sums of two powers: each input block is loaded
 once and multiplied with both column blocks. Sums run in the same order as in two launches of `conv`, so both paths are
 bit-identical and the faster one may be chosen.

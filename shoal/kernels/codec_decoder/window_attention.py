@@ -1,8 +1,8 @@
 """Sliding-window attention of the codec's transformer: every step sees the last `window` steps of its own stream.
 
-Keys and values of a stream are in a ring buffer [slots, heads, ring, d], step p at index p % ring: what a program reads
-is contiguous. The ring is longer than the window by MAX_STEPS, so new steps never overwrite keys that are still
-visible. Keys are stored rotated, with the even dimensions before the odd ones.
+Keys and values of a stream are in a ring buffer [slots, heads, ring, d], step p at index p % ring, so a program reads
+contiguous memory. The ring holds window - 1 + MAX_STEPS steps, so new steps never overwrite keys that are still
+visible. Keys are stored after RoPE, with the even dimensions before the odd ones.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _window_kernel(
             score = tl.dot(query_even, tl.trans(key_even), input_precision="ieee")
             score = tl.dot(query_odd, tl.trans(key_odd), score, input_precision="ieee") * scale
             distance = position[:, None] - step[None, :]
-            # Padding rows see everything: their result is not stored, but must not be NaN.
+            # Padding rows see all steps: their result is not stored, but must not be NaN.
             visible = step_mask[None, :] & (((distance >= 0) & (distance < WINDOW)) | (new >= length)[:, None])
             score = tl.where(visible, score, float("-inf"))
             new_max = tl.maximum(tl.maximum(row_max, tl.max(score, axis=1)), -1e30)

@@ -33,8 +33,8 @@ from shoal.kernels.tile import SWAP_AB_ROWS, Tile
 GROUP = 128  # input columns per scale and zero
 SHARED_32_ROWS = 81_920  # bytes of shared memory that tiles of 32 rows need at most
 
-# Four bytes -> four even and four odd columns as bf16 pairs. 128 + n in bf16 is 0x4300 + n, so a byte beside 0x43 is a
-# number; minus 136 it is q - 8.
+# Four bytes -> four even and four odd columns as bf16 pairs. 128 + n in bf16 is 0x4300 + n, so a nibble n below the
+# byte 0x43 is 128 + n; minus 136 it is q - 8.
 UNPACK = """
 { .reg .b32 low, high, magic, one, offset;
 mov.b32 magic, 0x43434343;
@@ -136,8 +136,8 @@ def _int4_kernel(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    QUARTER: tl.constexpr = K // 512  # groups of a quarter of K
-    # Groups of one of the four splits: of K, or with PARTIAL of the quarter of K that this program computes.
+    QUARTER: tl.constexpr = K // 512  # groups per quarter of K
+    # Groups per split. With PARTIAL, the four splits are those of the quarter of K that this program computes.
     GROUPS: tl.constexpr = (QUARTER + 3) // 4 if PARTIAL else QUARTER
     END: tl.constexpr = QUARTER if PARTIAL else 4 * QUARTER
     SWAP_AB: tl.constexpr = BLOCK_M == 8  # SWAP_AB_ROWS
@@ -264,9 +264,9 @@ def _launch(
 
 
 def choose_tile(rows: int, n: int, *, gated: bool, shared_limit: int) -> Tile:
-    """Return the tile of a number of rows and of outputs, within `shared_limit` bytes of shared memory.
+    """Return the tile for `rows` rows and n outputs, within `shared_limit` bytes of shared memory.
 
-    It changes the speed, not the result.
+    The tile changes the speed, not the result.
     """
     if rows <= 16:
         # The fastest over all products of S2-Pro, of the tiles tried with one row on an H200.

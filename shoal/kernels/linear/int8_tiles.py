@@ -1,4 +1,4 @@
-"""Tiles of products of int8 rows with int8 weights (mode `w8a8`), measured on an H200 at the released sizes.
+"""Tiles of products of int8 rows with int8 weights (mode `w8a8`), measured on an H200 at the released models' sizes.
 
 Sums of integers are exact in any order, so every tile gives the same bits and cards may use different ones.
 """

@@ -99,8 +99,8 @@ def regroup(tile):
     """Swap bits 1 and 4 of the last index of tile [..., K].
 
     With 8-bit weights, the compiler gives an mma instruction elements 0, 1, 4, 5, ..., 28, 29 of each 32 of K and the
-    next one the other 16; wgmma, which many rows use on Hopper, takes 16 neighbours. Regrouped tiles have the order of
-    wgmma. It costs nothing in itself: a thread holds the same elements, in other registers.
+    next one the other 16; wgmma, which many rows use on Hopper, takes 16 consecutive ones. Regrouped tiles have the
+    order of wgmma. Regrouping itself is free: a thread holds the same elements, in other registers.
     """
     groups = tl.reshape(tile, (tile.numel // 32, 2, 4, 2, 2))
     return tl.reshape(tl.permute(groups, (0, 3, 2, 1, 4)), tile.shape)
@@ -209,7 +209,7 @@ def _small_m_kernel(
             w_next = tl.load(w_ptrs + start + 2 * BLOCK_K)
             if GATED:
                 w_up_next = tl.load(w_ptrs + N * K + start + 2 * BLOCK_K)
-        if not (GROUPED and K_SPLIT == BLOCK_K):  # a single load has no other that its layout conversion would delay
+        if not (GROUPED and K_SPLIT == BLOCK_K):  # with one load, its layout conversion delays no other load
             x_tile = dequantize(x_tile, dtype, VOLATILE=True)
         acc = _batched_dot(x_tile, w_used, acc, SWAP_AB, GROUPED)
         if GATED:
@@ -299,7 +299,7 @@ def _sequential_kernel(
     PDL: tl.constexpr,
 ):
     # Rows and outputs are multiples of the tile, so no load needs a mask.
-    # Programs that share weights are neighbours, so that weights larger than the L2 cache are read from memory once.
+    # Programs that share weights run next to each other, so that weights larger than the L2 cache are read once.
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -354,7 +354,7 @@ def linear(
 ) -> Tensor:
     """Compute `linear_reference` in one launch, or two with a norm. x is contiguous; `out` may alias `residual`.
 
-    int8 rows need an int8 weight; the result has the dtype that they had.
+    int8 rows need an int8 weight; the result has the dtype of the rows before quantization.
     """
     row_scales, dtype = None, x.dtype
     if isinstance(x, Int8Rows):

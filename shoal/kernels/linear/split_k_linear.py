@@ -166,8 +166,8 @@ def _even_split_k_kernel(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    # Rows, outputs and splits are multiples of the tile, so no load needs a mask. Programs that share weights are
-    # neighbours.
+    # Rows, outputs and splits are multiples of the tile, so no load needs a mask. Programs that share weights run
+    # next to each other, so that the weights are read once.
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.program_id(2) * (K // 4) + tl.arange(0, BLOCK_K)
@@ -219,8 +219,8 @@ def split_k_linear(x: Tensor | Int8Rows, weight: Tensor, *, tile: Tile | None = 
         options |= {"SINGLE_ROW": rows == 1, "REGROUP": needs_regroup(x, weight, tile.block_k)}
         _small_m_split_k_kernel[grid](x, weight, partials, rows, **blocks, **options)
     elif is_even(rows, n, k // SPLIT_K, tile):
-        # Dequantized weights go from registers to the tensor cores only as operand A, of at least 64 rows; a narrow
-        # layer is faster without.
+        # wgmma takes dequantized weights from registers only as operand A, of at least 64 rows. Narrow layers are
+        # faster without swap-AB.
         wide = n > NARROW // 2 and tile.block_n >= 64
         swap_ab, steps = quantized and dtype == torch.float32 and wide, k // SPLIT_K // tile.block_k
         options |= {"SWAP_AB": swap_ab, "num_stages": tile.stages}

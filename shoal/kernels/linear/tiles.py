@@ -1,4 +1,4 @@
-"""Tile of a linear layer by rows, outputs and shared memory of the card. See `linear` for the kernels."""
+"""Choose the tile of a linear layer by rows, outputs and shared memory. See `linear` for the kernels."""
 
 import torch
 

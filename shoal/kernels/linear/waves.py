@@ -1,4 +1,4 @@
-"""Width of product tiles by the number of multiprocessors, so that the last wave of programs does not leave most idle.
+"""Width of product tiles by the number of multiprocessors, so that few of them idle in the last wave of programs.
 
 The tiles were chosen on an H200 with 132 multiprocessors. On a card with 58, a product of 64 programs takes as long as
 one of 116. Narrower tiles make more programs of less work; they do not change the order of sums.

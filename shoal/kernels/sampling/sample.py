@@ -26,7 +26,7 @@ def probabilities(logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Ten
     """
     logits = logits.float()
     ranked, order = logits.sort(dim=-1, descending=True)
-    # By its documentation torch adds floats on a GPU in no fixed order here. In fp64 the difference does not matter.
+    # On a GPU `cumsum` adds floats in no fixed order, says its documentation. In fp64 the difference does not matter.
     cumulative = ranked.softmax(-1).cumsum(-1, dtype=torch.float64 if logits.is_cuda else torch.float32)
     rank = torch.arange(logits.shape[-1], device=logits.device)
     drop = (cumulative > top_p[:, None]) | (rank >= top_k[:, None])
@@ -95,7 +95,7 @@ def _hash_bits(x):
 
 @jit
 def sample_row(logits, size, index, temperature, top_p, top_k, seed, frame, lane):
-    """Sample a token from one row of `size` logits; entries beyond `size` are -inf."""
+    """Sample a token from one row of `size` logits as `sample_reference` does; entries beyond `size` are -inf."""
     mask = index < size
     score = logits.to(tl.float32)
     max_score = tl.max(score, axis=0)
@@ -110,7 +110,7 @@ def sample_row(logits, size, index, temperature, top_p, top_k, seed, frame, lane
     else:
         bits = logits.to(tl.int16, bitcast=True).to(tl.int32)
         order = tl.where(bits < 0, bits ^ 0x7FFF, bits)
-    high = tl.max(order, axis=0) + 1  # keeps no token, so it is always within the limits
+    high = tl.max(order, axis=0) + 1  # as a threshold it keeps no token, so it is always within the limits
     low = tl.min(tl.where(mask, order, high), axis=0)
     # Most requests have no top-k limit; skip the count for them.
     limited = size > top_k

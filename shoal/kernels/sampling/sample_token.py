@@ -147,7 +147,7 @@ def _update_state(slots: Tensor, state: SamplingState, entry: int, value: Tensor
 
 @jit
 def _load_window(window, slot, ENTRY, WINDOW: tl.constexpr, TOKEN_WIDTH: tl.constexpr, PADDED_WINDOW: tl.constexpr):
-    """Load the window of one entry, and the same shifted by one."""
+    """Load the window of one entry of the token, and the same window shifted left by one."""
     index = tl.arange(0, PADDED_WINDOW)
     source = window + (slot * TOKEN_WIDTH + ENTRY) * WINDOW + index
     return tl.load(source, mask=index < WINDOW, other=-1), tl.load(source + 1, mask=index + 1 < WINDOW, other=-1)

@@ -1,8 +1,8 @@
 """Convolutions of the codec decoder in CUDA C++, for Hopper GPUs and the channel counts of the released codec.
 
-They give the bits of `codec_decoder.residual_unit` and `codec_decoder.conv`: products are added in the same order, so
-the faster kernel may be chosen by the number of rows. Triton has no operand at a row offset; with one, all taps of a
-convolution read one copy of the inputs from shared memory.
+They are bit-identical to `codec_decoder.residual_unit` and `codec_decoder.conv`: products are added in the same order,
+so the faster kernel may be chosen by the number of rows. An operand may begin at any row of shared memory, which Triton
+does not support, so all taps of a convolution read one copy of the inputs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sm90Weights(NamedTuple):
         return self.kernel.variant.name == "residual_unit"
 
     def applies(self, rows: int, rate: int) -> bool:
-        """Return whether the kernel takes so many rows, `rate` of each frame, and is faster than Triton's."""
+        """Return whether the kernel supports this number of rows, `rate` per frame, and is faster than Triton's."""
         return rows >= MIN_ROWS[self.kernel.variant] and rate % self.kernel.tile_rows == 0
 
 

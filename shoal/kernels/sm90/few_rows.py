@@ -1,8 +1,8 @@
 """Linear layers of up to eight rows in CUDA C++, for Hopper GPUs and layers as wide as those of S2-Pro.
 
-A frame of one voice reads every weight once. These kernels copy weights to shared memory before their inputs are known,
-with the copy engine (TMA), and include what the Triton path launches separately: RMSNorm, quantization of the rows, the
-residual add. They give the bits of the Triton kernels, so a request has the same codes alone and in a batch.
+A frame of one sequence reads every weight once. These kernels copy weights to shared memory with the copy engine (TMA)
+before their inputs are ready, and fuse what the Triton path launches separately: RMSNorm, quantization of the rows, the
+residual add. They are bit-identical to the Triton kernels, so a request has the same codes alone and in a batch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shoal.kernels.rms_norm import fused_rms_norm, int8_rms_norm
 from shoal.kernels.sm90.launch import Sm90Kernel, TensorMap, encode_tensor_map
 from shoal.kernels.sm90.source import LinearVariant
 
-ROWS = (1, 2, 4, 8)  # sizes of frame graphs; a frame of four voices begins with eight rows
+ROWS = (1, 2, 4, 8)  # sizes of frame graphs; a frame of four sequences begins with eight rows
 # Each block quantizes all rows, so eight rows are slower than with Triton (a frame of S2-Pro: 4.44 instead of 4.13 ms).
 INT8_ROWS = (1, 2, 4)
 # Widths of the residual stream. Narrower models, such as S1-mini, are faster with the Triton kernels: there the inputs
 # take longer to reach all blocks than the product takes. RMSNorm adds squares in the order that the norm kernel has for
 # rows of 2,049 to 4,096 elements.
 WIDTHS = range(2560, 4097)
-BLOCK_BYTES = 128  # of a row of weights: the width of the swizzle
+BLOCK_BYTES = 128  # bytes of a weight row per block: the width of the swizzle
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class LinearWeights:
     kernels: Mapping[int, Sm90Kernel[LinearVariant]]  # by rows
 
     def takes(self, rows: int) -> bool:
+        """Return whether there is a kernel for this number of rows."""
         return rows in self.kernels
 
     def project(self, x: Tensor, norm: Tensor, eps: float) -> Tensor:
@@ -99,8 +100,8 @@ def _tensor_map(weight: Tensor, variant: LinearVariant) -> TensorMap:
 class BitComparison:
     """Compares the kernels of a layer with the Triton kernels over random rows.
 
-    Another version of Triton may add squares in another order. About one row in 25 shows it, by one bit of a normalized
-    value: hence many rows.
+    Another version of Triton may add squares in another order. That changes one bit of a normalized value in about one
+    row of 25, so many rows are compared.
     """
 
     ROUNDS = 128

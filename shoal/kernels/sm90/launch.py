@@ -1,4 +1,4 @@
-"""Compile CUDA C++ kernels with NVRTC, keep them on disk, load and launch them.
+"""Compile CUDA C++ kernels with NVRTC, cache them on disk, load and launch them.
 
 NVRTC and the driver are called through NVIDIA's cuda-bindings. Where it is missing, or the GPU is no Hopper,
 `kernels_unavailable` says so, and callers use Triton kernels.
@@ -29,7 +29,7 @@ except ImportError:  # an optional dependency
     driver = nvrtc = None
 
 ARCHITECTURE = "sm_90a"
-ELF = b"\x7fELF"  # how machine code begins
+ELF = b"\x7fELF"  # first bytes of a valid cubin
 OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "--std=c++17")
 
 
@@ -71,7 +71,7 @@ class Sm90Kernel(Generic[VariantT]):
     multiprocessors: int
 
     def blocks(self, rows: int) -> int:
-        """Return the number of blocks of a convolution over so many rows."""
+        """Return the number of blocks of a convolution over `rows` rows, a multiple of `tile_rows`."""
         assert rows % self.tile_rows == 0
         return min(self.multiprocessors, rows // self.tile_rows)
 
@@ -165,8 +165,8 @@ def encode_tensor_map(address: int, sizes: Sequence[int], strides: Sequence[int]
     """Return the descriptor with which the copy engine (TMA) reads boxes of bytes, innermost dimension first.
 
     Strides are in bytes, without that of the innermost dimension. A box is swizzled in lines of 128 bytes; what lies
-    beyond the sizes is zero. It is an argument of a kernel, by value: descriptors in device memory are cached, and the
-    cache does not notice when another one is stored at the same address.
+    beyond the sizes is zero. Pass the descriptor to a kernel by value: those in device memory are cached, and the cache
+    does not notice when another one is stored at the same address.
     """
     (tensor_map,) = _checked(
         "describing a tensor",

@@ -1,4 +1,4 @@
-"""CUDA C++ source of a kernel: its sizes, its file, and the code it shares with others."""
+"""Assemble the CUDA C++ source of a kernel: its sizes as macros, shared code and its file."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -12,7 +12,7 @@ WIDE_OUTPUTS = 3072
 # large inputs and small GPUs (Hopper's maximum), and the minimum. The minimum is half of a multiprocessor's: with less,
 # two blocks would share one multiprocessor and leave another idle.
 LINEAR_SHARED_BYTES, MAX_SHARED_BYTES, MIN_LINEAR_SHARED_BYTES = 160_000, 232_448, 116_736
-LARGE_INPUT_BYTES = 100_000  # from which inputs are large
+LARGE_INPUT_BYTES = 100_000  # inputs of more bytes count as large
 SMALL_GPU = 78  # multiprocessors; parts of a GPU (MIG) have fewer, so each block has more outputs and larger sums
 MAX_GROUPS = 6  # groups of warps of a block
 
@@ -36,7 +36,8 @@ class ConvVariant(NamedTuple):
 class LinearVariant(NamedTuple):
     """A linear layer of few rows: src/few_rows_linear.cu for these sizes.
 
-    With `norm` it has an RMSNorm before, without it the residual is added after. `int8` means weights and activations.
+    With `norm` an RMSNorm precedes the layer, without it the output is added to the residual. `int8` means weights and
+    activations.
     """
 
     rows: int
@@ -89,7 +90,10 @@ class LinearVariant(NamedTuple):
 
     @property
     def _max_groups(self) -> int:
-        """Return for how many groups there is room; the source counts inputs, sums and barriers in the same way."""
+        """Return the number of groups whose rings fit into shared memory, with two stages each.
+
+        Inputs, sums and barriers are counted as in src/few_rows_linear.cu.
+        """
         stage = 4 * self.box_blocks * self.lines * 128 + 16
         return (self.shared_bytes - 8 - self.rows * (self._row_bytes + 192 + 128 * self._tiles)) // (2 * stage)
 

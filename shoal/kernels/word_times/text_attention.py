@@ -104,7 +104,7 @@ def _text_attention_kernel(
         new_top = tl.maximum(top, tl.max(score, axis=0))
         total = total * tl.exp(top - new_top) + tl.sum(tl.exp(score - new_top), axis=0)
         top = new_top
-    # The scores of this program, which other threads of it may have stored.
+    # A thread reads scores that other threads of this program have stored.
     tl.debug_barrier()
     for start in range(0, length, BLOCK_N):
         offset = start + tl.arange(0, BLOCK_N)
@@ -122,7 +122,7 @@ def text_attention(
     *,
     key_scales: Tensor | None = None,
 ) -> None:
-    """The GPU counterpart of `text_attention_reference`: one program per text and head."""
+    """Compute `text_attention_reference` in one launch: one program per text and head."""
     block_size, kv_heads = keys.shape[1:3]
     _text_attention_kernel[(len(heads), len(q))](
         q,

@@ -43,7 +43,7 @@ def text_path_reference(weights: Tensor, texts: Texts, frames: Tensor, scores: T
 
 
 def _packed(score: Tensor, token: Tensor) -> Tensor:
-    """Return score and token in one integer, whose maximum is the best score, of equal ones with the first token."""
+    """Pack score and token into one integer: its maximum has the best score and, of equal scores, the first token."""
     return (score << INDEX_BITS) | (MAX_TOKENS - 1 - token)
 
 
@@ -110,7 +110,7 @@ def _text_path_kernel(
 
 
 def text_path(weights: Tensor, texts: Texts, frames: Tensor, scores: Tensor, out: Tensor) -> None:
-    """The GPU counterpart of `text_path_reference`: one program per text. Rows without a text are not written."""
+    """Compute `text_path_reference` in one launch: one program per text. Rows without a text are not written."""
     _text_path_kernel[(weights.shape[0],)](
         weights,
         texts.slots,

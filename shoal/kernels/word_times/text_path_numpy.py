@@ -1,19 +1,19 @@
-"""Path through the text of a turn, one token per frame, that never goes back: a Viterbi search, one frame at a time.
+"""Monotonic path through the text of a turn, one token per frame: a Viterbi search, extended frame by frame.
 
-Three implementations: NumPy (here, without torch), PyTorch operators and the GPU kernel (`text_path`). The scores are
-integers, in steps of 1/1024 nat: sums are exact, and of equal paths all choose the same. Only the logarithms of the
-weights are floats, which may be rounded to neighbouring steps: paths differ only where two are that close.
+There are three implementations: NumPy (here, without torch), PyTorch operators and the GPU kernel (`text_path`). Scores
+are integers, in steps of 1/1024 nat: sums are exact, and all three choose the same of equal paths. Only the logarithms
+of the weights are floats, which may be rounded to neighbouring steps: paths differ only where scores are that close.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_TOKENS = 2048  # maximum tokens of a text
+MAX_TOKENS = 2048  # maximum tokens of a text, about two minutes of speech; bounds the work per frame
 INDEX_BITS = 11
 SCALE = 1024.0  # steps per nat
 # Penalty (0.4 nats) of each token that the path leaves out: rapid speech passes more than one token per frame.
 SKIP_PENALTY = 410
-# Attention is never taken as impossible: a frame that attends elsewhere must not break the path.
+# Added to the weights, so that no token is impossible: a frame that attends elsewhere must not break the path.
 FLOOR = 1e-4
 # Frames whose scores are kept: a frame that is generated again, after a preemption or by another backend, starts from
 # the scores of the frame before it. The device is at most two frames ahead of the host.
@@ -63,8 +63,8 @@ def _emissions(weights: NDArray[np.float32]) -> NDArray[np.int64]:
 def _arrivals(before: NDArray[np.int64], token: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the best score with which each token is reached, and from which token.
 
-    The penalty is linear in the distance, so the best move from any earlier token is a running maximum: of score and
-    token in one integer, the earlier token first if two are equal.
+    The penalty is linear in the distance, so the best move from any earlier token is a running maximum. Score and token
+    are packed into one integer, so that the earlier token wins if two are equal.
     """
     slope = SKIP_PENALTY * token
     packed = ((before + slope) << INDEX_BITS) | (MAX_TOKENS - 1 - token)

@@ -16,11 +16,11 @@ constexpr int STAGE_K = 64;                 // input channels of a stage of weig
 constexpr int PER_TAP = C / STAGE_K;
 constexpr int X_BYTES = STAGE_K / 8 * PITCH * 16;
 constexpr int BUFFERS = UNITS == 1 ? 2 : 1;  // of inputs; with one unit per tile the warpgroups use different tiles
-constexpr int PARTS = BUFFERS * PER_TAP;    // parts of inputs that are loaded by themselves
+constexpr int PARTS = BUFFERS * PER_TAP;    // parts of inputs, each loaded with its own barriers
 constexpr int STAGE_BYTES = STAGE_K * BN * 2;
 constexpr int STAGES = TAPS == 2 ? 5 : 3;
 constexpr int INNER = TAPS * PER_TAP;
-constexpr bool PLAIN = TAPS == 2;           // upsampled values are stored besides their Snake
+constexpr bool PLAIN = TAPS == 2;           // upsampling also stores the values before Snake
 constexpr int X_AT = STAGES * STAGE_BYTES;
 constexpr int PARAMS_AT = X_AT + PARTS * X_BYTES;
 constexpr int BARRIERS_AT = PARAMS_AT + 3 * OUTPUTS * 4;
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         const int offset = (64 * m + 8 * h) * OUTPUTS + 32 * n;
                         if constexpr (PLAIN) *(uint4*)(own_out + offset) = words(plain);
                         *(uint4*)(own_activated + offset) = words(active);
-                        asm volatile("" ::: "memory");  // later parameters are loaded later: registers are full
+                        asm volatile("" ::: "memory");  // keeps parameters from being loaded early: registers are full
                     }
         }
     }

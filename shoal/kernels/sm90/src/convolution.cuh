@@ -1,13 +1,13 @@
 // Shared by the convolutions of the codec: copies of rows, tensor core products, Snake.
 //
 // Operands of wgmma lie in shared memory without swizzling: a column of eight channels (16 bytes) is contiguous over
-// rows. A tile of inputs can so be read at any row offset, once per tap of a convolution, and is loaded only once.
+// rows. A tile of inputs can therefore be read at any row offset, once per tap, although it is loaded only once.
 
 constexpr int MAX_STEPS = TAPS == 7 ? 54 : TAPS - 1;  // left context, for dilations up to 9 of seven taps
 constexpr int LOADERS = 128;   // threads of the producer warpgroup
 
 // Copies rows of CHUNKS 16-byte columns with THREADS threads: the first `steps` rows from `head`, the others from `rest`.
-// The barrier counts every thread when its copies have arrived.
+// Every thread arrives at the barrier once its copies have completed.
 template <int THREADS, int CHUNKS, int PITCH>
 __device__ __forceinline__ void copy_rows(u32 to, const u16* head, const u16* rest, int steps, int rows, int width, int thread, u32 barrier) {
     int row = thread / CHUNKS, chunk = thread % CHUNKS;
@@ -24,11 +24,11 @@ __device__ __forceinline__ void copy_rows(u32 to, const u16* head, const u16* re
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Makes copied rows visible to wgmma; after the wait for their barrier.
+// Makes copied rows visible to wgmma. Call it after the wait for their barrier.
 __device__ __forceinline__ void copies_visible() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// First row of a tile's inputs: left context followed by the tile. The first tile of a stream has stored context; that
-// of the others lies in the rows before it.
+// First row of a tile's inputs, which are its left context and then the tile. The context of a stream's first tile is
+// stored in `past`; that of the others is the rows before them.
 __device__ __forceinline__ const u16* context_rows(const u16* rest, const u16* past, const int* slots, const int* starts, int m, int rate, int size) {
     const int frame = m / rate;
     return m == starts[frame] * rate ? past + (long long)slots[frame] * size : rest;
@@ -74,8 +74,8 @@ __device__ __forceinline__ float snake(float y, float frequency, float inverse) 
     return __fmaf_rn(sine_squared, inverse, y);
 }
 
-// Parameters of an epilogue in shared memory: bias, frequency of Snake, 1 / alpha; `width` of each. The values of alpha
-// repeat after `period`: an upsampling convolution has the same channels in every phase.
+// Stores the parameters of an epilogue in shared memory: bias, frequency of Snake, 1 / alpha; `width` of each. Values
+// of alpha repeat after `period`: an upsampling convolution has the same channels in every phase.
 __device__ __forceinline__ void store_params(float* params, const float* bias, const float* alpha, int width, int period, int threads) {
     for (int c = threadIdx.x; c < width; c += threads) {
         const float a = alpha[c % period];
@@ -90,5 +90,5 @@ __device__ __forceinline__ u32 activate(float low, float high, float2 bias, floa
     return pack(snake(__fadd_rn(low, bias.x), frequency.x, inverse.x), snake(__fadd_rn(high, bias.y), frequency.y, inverse.y));
 }
 
-// Words of an array in registers that a thread reads or writes as 16 bytes.
+// Four registers as one vector, which a thread stores with a single 16-byte access.
 __device__ __forceinline__ uint4 words(const u32 (&w)[4]) { return make_uint4(w[0], w[1], w[2], w[3]); }

@@ -22,8 +22,8 @@ constexpr int MAX_TILES = (TILES + BLOCKS - 1) / BLOCKS;  // of a block
 constexpr int BOXES = (SPLIT_BLOCKS + BOX_BLOCKS - 1) / BOX_BLOCKS;
 constexpr int BOX_BYTES = 4 * BOX_BLOCKS * LINES * 128;
 constexpr int X_PITCH = ROW_BYTES + (ROW_BYTES % 128 == 0 ? 64 : 0);  // two rows in different banks
-constexpr int NORM_WARPS = 16;                                        // of the norm kernel, eight elements per thread
-constexpr int OUTPUTS_PER_THREAD = (R * MAX_TILES * OUTPUTS + CONSUMERS - 1) / CONSUMERS;  // outputs of a thread
+constexpr int NORM_WARPS = 16;                                        // of Triton's norm kernel, 8 elements per thread
+constexpr int OUTPUTS_PER_THREAD = (R * MAX_TILES * OUTPUTS + CONSUMERS - 1) / CONSUMERS;  // in all rows and tiles
 constexpr int CHUNKS = K / 8, THREAD_CHUNKS = (CHUNKS + CONSUMERS - 1) / CONSUMERS;
 
 constexpr int SUMS_BYTES = 4 * R * MAX_TILES * 8 * 4, REDUCE_BYTES = R * (NORM_WARPS + WARPS) * 4;
@@ -107,7 +107,8 @@ __device__ __forceinline__ u32 to_int8(u32 a, u32 b, float factor) {
     return to_int8(low(a), factor) | to_int8(high(a), factor) << 8 | to_int8(low(b), factor) << 16 | to_int8(high(b), factor) << 24;
 }
 
-// Byte of word w of a row of x in shared memory: the four words that a thread needs for two products are neighbours.
+// Offset in bytes of word w of a row of x in shared memory. Words are permuted so that the four that a thread needs for
+// two MMAs are neighbours.
 __device__ __forceinline__ int word_at(int w) { return w / 16 * 64 + w % 4 * 16 + w % 16 / 4 * 4; }
 
 __device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
@@ -149,7 +150,7 @@ __device__ __forceinline__ void store_rows(unsigned char* memory, const u16* x, 
             chunks[r][i] = c < CHUNKS ? load_chunk(x + r * K + c * 8) : Chunk{};
         }
     if (NORM) {
-        constexpr int USED = THREAD_CHUNKS * WARPS;  // the norm kernel has a sum of zero in each of its other warps
+        constexpr int USED = THREAD_CHUNKS * WARPS;  // in the norm kernel, the sums of the other warps are zero
         for (int i = threadIdx.x; i < R * NORM_WARPS; i += CONSUMERS)
             if (i % NORM_WARPS >= USED) squares[i] = 0.0f;
 #pragma unroll
@@ -167,7 +168,7 @@ __device__ __forceinline__ void store_rows(unsigned char* memory, const u16* x, 
             float sum = squares[r * NORM_WARPS + lane % NORM_WARPS], factor;
 #pragma unroll
             for (int d = NORM_WARPS / 2; d > 0; d /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, d));
-            // The assembler makes one multiply-add of Triton's `sum / K + eps`.
+            // An FMA, because ptxas fuses Triton's `sum / K + eps` into one.
             asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(factor) : "f"(__fmaf_rn(sum, 1.0f / K, eps)));
 #pragma unroll
             for (int i = 0; i < THREAD_CHUNKS; ++i)
@@ -227,7 +228,7 @@ typedef float Sum;
 #define SUM_REGISTER "+f"
 #endif
 
-// 64 bytes of each weight row and row of x of a split, twice the K of an MMA: operands B and A. `high` are rows 8 to 15 of A.
+// Operands of two MMAs: 64 bytes of each weight row (b) and of each row of x (a, rows 8 to 15 in `high`) of a split.
 struct Pair {
     u32 b[4], a[4], high[4];
 };
@@ -259,7 +260,7 @@ __device__ __forceinline__ void multiply_pair(Sum (&acc)[4], const Pair& pair) {
 // Stores the sums of each split for the tiles of this group: [split][R][tile][8].
 __device__ __forceinline__ void multiply_tiles(Sum* sums, u32 base, u32 full, u32 empty, int group, int tiles) {
     const int lane = threadIdx.x % 32, quad = lane % 4, first_split = threadIdx.x / 32 % GROUP_WARPS * SPLITS;
-    // Rows of A: those of x for the first split of this warp, then those for the second one.
+    // Rows of A: the rows of x for the first split of this warp, then, with two splits, the same rows for the second.
     const int row = lane / 4, x_row = row % R, x_split = first_split + (row < SPLITS * R ? row / R : 0);
     const u32 x_at = base + X_AT + x_row * X_PITCH + x_split * SPLIT_BYTES + quad * 16;
     const int own_line = lane % LINES, line_split = first_split + lane % 8 / LINES;
@@ -292,7 +293,8 @@ __device__ __forceinline__ void multiply_tiles(Sum* sums, u32 base, u32 full, u3
             }
             if (++stage == (group + 1) * STAGES) stage = group * STAGES, parity ^= 1;
         }
-        // acc[0..1] is row `row` of A and acc[2..3] row `row` + 8, at columns 2 quad and 2 quad + 1, of this split of the warp:
+        // acc[0..1] is row `row` of A and acc[2..3] row `row` + 8, at columns 2 quad and 2 quad + 1. `half` is the
+        // split of this warp that these columns (weight rows) belong to.
         const int half = 2 * quad / LINES;
         const bool upper = SPLITS * R > 8 && half == 1;  // whose rows are 8 to 15 of A
         if (upper || (row < SPLITS * R && row / R == half)) {

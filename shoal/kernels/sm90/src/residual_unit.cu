@@ -1,9 +1,10 @@
 // Residual unit of the codec decoder: dilated convolution, Snake, pointwise convolution, residual add, Snake.
 //
-// Blocks are persistent. A producer warpgroup loads inputs and weights; the consumer warpgroups multiply 64 rows each. The
+// Blocks are persistent. A producer warpgroup loads inputs and weights; each consumer warpgroup multiplies 64 rows. The
 // hidden rows stay in registers: accumulators of the first product are operand A of the second. With 96 channels all
-// weights stay in shared memory and every warpgroup has tiles of its own; they multiply one after the other, so that
-// epilogues and products overlap. With 192 channels two warpgroups share tile and weights, which pass through a ring.
+// weights stay in shared memory and every warpgroup has tiles of its own; they take turns at the tensor cores, so that
+// the epilogue of one overlaps with the products of another. With 192 channels two warpgroups share a tile and its
+// weights, which pass through a ring.
 
 constexpr int C = CHANNELS;
 constexpr int CHUNKS = C / 8;
