@@ -40,6 +40,7 @@ MAX_FRAMES = FRAME_BUCKETS[-1]
 
 
 def pack_conv(layer: CausalConv, dtype: torch.dtype) -> Taps:
+    """Pack a convolution: weight [out, in, kernel] -> [kernel, out, in]."""
     conv = layer.conv
     return Taps(conv.weight.detach().permute(2, 0, 1).contiguous().to(dtype), _bias(conv), conv.dilation[0])
 
@@ -53,6 +54,7 @@ def pack_upsample(layer: CausalUpsample, dtype: torch.dtype) -> Taps:
 
 
 def pack_linear(layer: nn.Linear, dtype: torch.dtype, scale: Tensor | None = None) -> Taps:
+    """Pack a linear layer as a convolution of one tap, with `scale` [out] folded into it."""
     weight, bias = layer.weight.detach().float(), layer.bias.detach().float()
     if scale is not None:
         weight, bias = weight * scale[:, None], bias * scale
@@ -60,7 +62,7 @@ def pack_linear(layer: nn.Linear, dtype: torch.dtype, scale: Tensor | None = Non
 
 
 def _add(x: Tensor, inner: Tensor, weight: Tensor) -> Tensor | None:
-    """Return the split-K partials of inner @ weight.T, which the next norm adds to x.
+    """Return the split-K partials [4, rows, out] of inner @ weight.T, which the next norm adds to x.
 
     If K is not a multiple of 128, add the product to x in place and return None.
     """
@@ -82,7 +84,7 @@ class ConvLayer:
     taps: Taps
     alpha: Tensor | None
     past: Tensor | None
-    # On a Hopper GPU: weights of this upsampling convolution, or of the residual unit that begins here.
+    # Hopper GPUs only: weights of this upsampling convolution, or of the residual unit that begins with this layer.
     sm90: sm90.Sm90Weights | None = None
 
     @classmethod
@@ -164,7 +166,7 @@ class FusedCodec:
         return [past for past in pasts if past is not None]
 
     def _transform(self, x: Tensor, packing: Packing) -> Tensor:
-        """Apply the transformer to x, which is overwritten."""
+        """Apply the transformer to x [F, dim], which is overwritten."""
         config, partials = self.config.transformer, None
         for layer in self.transformer:
             normed = fused_rms_norm(x, layer.norms[0], config.norm_eps, partials=partials)
@@ -220,12 +222,12 @@ class FusedCodec:
         return outputs
 
     def _hopper(self, layer: ConvLayer, x: Tensor, packing: Packing) -> sm90.Sm90Weights | None:
-        """Return the weights of the CUDA C++ kernel for Hopper if it takes these rows."""
+        """Return the weights of the layer's CUDA C++ kernel; None if Triton's is used for these rows."""
         applies = layer.sm90 is not None and layer.sm90.applies(len(x), packing.rate(x))
         return layer.sm90 if applies else None
 
     def _upsample_decoder(self, activated: Tensor, layer: ConvLayer, packing: Packing) -> tuple[Tensor, Tensor]:
-        """Apply an upsampling convolution of the decoder, whose outputs are the phases of each row."""
+        """Apply an upsampling convolution; the outputs of a row are its phases, one after the other."""
         hopper = self._hopper(layer, activated, packing)
         if hopper is None:
             return self._apply(activated, layer, packing)

@@ -108,7 +108,7 @@ class WindowAttention(nn.Module):
         return self.wo(out.transpose(1, 2).flatten(-2))
 
     def _join(self, x: Tensor, past: Past) -> Tensor:
-        """Prepend the window and store x for the next call: [n, T, heads, d] -> [n, heads, steps + T, d]."""
+        """Prepend the left context to x and store the end of x: [n, T, heads, d] -> [n, heads, steps + T, d]."""
         joined = past.join(x.flatten(-2).transpose(1, 2), self.steps)
         return joined.unflatten(1, (-1, self.head_dim)).transpose(-1, -2)
 
@@ -165,7 +165,7 @@ class WindowTransformer(nn.Module):
         return normed.transpose(1, 2)
 
     def reserve(self, frames: int) -> None:
-        """Grow the rotary table for a stream of `frames` frames."""
+        """Grow the rotary table for streams of `frames` frames; never shrinks it."""
         positions = frames * self.steps_per_frame
         if len(self.table) < positions:
             length = -(-positions // self.TABLE_STEP) * self.TABLE_STEP
@@ -174,7 +174,7 @@ class WindowTransformer(nn.Module):
 
 
 def window_mask(start: Tensor, steps: int, window: int) -> Tensor:
-    """Return the mask [n, 1, steps, window - 1 + steps]: whether query i sees key j, for streams at steps `start` [n].
+    """Return the mask [n, 1, steps, window - 1 + steps], true where query i sees key j; streams are at `start` [n].
 
     Keys begin window - 1 steps before the first query; those from before the start of the stream are masked.
     """

@@ -23,7 +23,7 @@ from shoal.kernels.cuda_graph import CapturedGraph, GraphSizes
 if TYPE_CHECKING:
     from shoal.codec.dac import Codec
 
-# Frames per stream and number of streams of the captured calls, and the most frames of a call, which bound its memory.
+# Sizes of the captured calls: frames per stream, and streams. MAX_CALL_FRAMES limits their product, and so the memory.
 FRAMES = (2, 8, 32)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 MAX_CALL_FRAMES = 256
@@ -67,7 +67,7 @@ class PlainGraphDecoder(GraphDecoder[Size, PlainCall]):
     def __init__(self, codec: Codec, slots: int, *, capture: bool) -> None:
         super().__init__(codec, slots)
         codec.reserve(MAX_POSITIONS)
-        # The graphs read these tables. A longer stream of another decoder replaces them in the codec.
+        # Kept alive for the graphs, which read them: a longer stream of another decoder replaces them in the codec.
         self._tables = [module.table for module in codec.modules() if isinstance(module, WindowTransformer)]
         self.past = SlotPast(slots + 1, codec.device)
         largest = min(rows for rows in ROWS if rows >= min(slots, ROWS[-1]))
@@ -79,7 +79,7 @@ class PlainGraphDecoder(GraphDecoder[Size, PlainCall]):
             self._capture()
 
     def _split(self, lengths: Sequence[int]) -> Iterator[list[FrameSpan]]:
-        """Split long rows first, then group rows that take the same number of frames."""
+        """Split long rows into spans that a call holds, then group spans of similar length into calls."""
         longest = max(frames for frames, _ in self._calls)
         for start in range(0, max(lengths, default=0), longest):
             spans = [FrameSpan(row, start, min(longest, length - start)) for row, length in enumerate(lengths)]

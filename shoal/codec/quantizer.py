@@ -72,7 +72,8 @@ class Quantizer(nn.Module):
         # Computed from the weights at the first lookup; a buffer, so that it moves with them to another device.
         self.register_buffer("_tables", torch.empty(0, device="cpu"), persistent=False)
         self._tables: Tensor
-        # Last entry and first table row of every codebook [2, codebooks, 1], likewise: CUDA graphs capture `lookup`.
+        # Last entry and first table row of every codebook [2, codebooks, 1]. Kept on the device as well, because CUDA
+        # graphs capture `lookup` and cannot capture copies of new tensors from the host.
         self.register_buffer("_bounds", torch.empty(0, device="cpu", dtype=torch.long), persistent=False)
         self._bounds: Tensor
 

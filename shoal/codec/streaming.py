@@ -19,9 +19,10 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from shoal.codec.dac import Codec
 
-# oneDNN builds primitives for each shape, and every length of a recording is one; its cache is the only bound on their
-# memory. Encoding 120 lengths with nano, a process levels off at 650 MiB with 1,024 primitives (about twenty shapes),
-# and is at 744 MiB and growing with 4,096. The native decoder uses none; the eager one rebuilds those of many sizes.
+# oneDNN builds primitives per input shape, and each length of a recording is a new shape: only the capacity of its
+# cache bounds their memory. After encoding 120 lengths with nano, a process stays at 650 MiB with 1,024 primitives
+# (about twenty shapes), and is at 744 MiB and growing with 4,096. The native decoder uses no primitives; the eager
+# decoder rebuilds them when chunk sizes vary a lot.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "1024")
 
 
@@ -65,10 +66,14 @@ class SlotPast:
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def open(self, rows: Tensor, frames: int, lengths: Tensor | None) -> None:
-        """Begin a pass over `frames` new frames of slots `rows`; lengths[i] of row i are valid (all if None)."""
+        """Begin a pass over `frames` new frames of slots `rows` [n]; lengths[i] of row i are valid (None: all).
+
+        Call `close` after the pass.
+        """
         self._rows, self._frames, self._lengths, self._next = rows, frames, lengths, 0
 
     def close(self) -> None:
+        """End the pass: count its frames."""
         self.frames_seen[self._rows] += self._frames if self._lengths is None else self._lengths
 
     def reset(self, rows: Tensor) -> None:

@@ -37,7 +37,7 @@ class DenseKVCache:
 
 
 class NoKVCache:
-    """Causal attention over complete rows, storing nothing: teacher-forced passes."""
+    """Causal attention over complete rows without stored keys, for teacher-forced passes."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -47,12 +47,12 @@ class NoKVCache:
 
 
 def by_row(x: Tensor, rows: int) -> Tensor:
-    """[rows * T, heads, d] -> [rows, heads, T, d]"""
+    """Reshape [rows * T, heads, d] -> [rows, heads, T, d]."""
     return x.unflatten(0, (rows, -1)).transpose(1, 2)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention of q [rows, heads, T, d], the last T of S tokens, over keys [rows, kv_heads, S, d].
+    """Attend causally with q [rows, heads, T, d], the last T of S tokens, over keys and values [rows, kv_heads, S, d].
 
     Returns [rows * T, heads, d].
     """
@@ -62,5 +62,5 @@ def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def causal_mask(new: int, seen: int, device: torch.device) -> Tensor:
-    """Boolean [new, seen]: which of `seen` tokens each of the last `new` may attend to."""
+    """Return the boolean mask [new, seen] of the tokens that each of the last `new` of `seen` tokens may attend to."""
     return torch.ones(new, seen, dtype=torch.bool, device=device).tril(seen - new)

@@ -21,7 +21,7 @@ class FastTransformer(TransformerStack):
         self.residual_size = config.residual_size
 
     def forward(self, x: Tensor, position: int, cache: KVCache) -> Tensor:
-        """Inputs [n, dim] at one position of the frame -> hidden states [n, dim] after the norm."""
+        """Run inputs [n, dim] at one position of the frame -> hidden states [n, dim] after the norm."""
         positions = torch.full((len(x),), position, device=x.device)
         return self.norm(self.run(x, positions, cache))
 

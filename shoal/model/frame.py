@@ -37,7 +37,7 @@ class FrameState:
         )
 
     def advance(self, tokens: Tensor) -> None:
-        """Count the frame and append its tokens [n, 1 + codebooks] to the window. As upstream, frame 0 is skipped."""
+        """Count the frame and append its tokens [n, 1 + codebooks] to the window. As upstream, not those of frame 0."""
         length = self.window.shape[-1]
         place = torch.arange(length, device=tokens.device)
         # Frame 1 goes to place 0; from frame length + 1 on the window slides and the newest token goes last.
@@ -55,14 +55,14 @@ class FrameSampler:
     """
 
     def __init__(self, model: DualAR, head: Head, noise: Noise = exponential_noise, *, max_rows: int = 1) -> None:
-        """The KV cache holds `max_rows` from the first call on; it grows for larger batches."""
+        """The first call allocates the KV cache for at least `max_rows` rows; it grows for larger batches."""
         self.max_rows = max_rows
         self.model, self.head, self.noise = model, head, noise
         self.family = model.config.family
         self._cache: DenseKVCache | None = None  # sized for the largest batch so far
 
     def sample(self, hidden: Tensor, state: FrameState) -> Tensor:
-        """Hidden states [n, dim] before the final norm -> tokens [n, 1 + codebooks]. Advances the state."""
+        """Sample tokens [n, 1 + codebooks] from hidden states [n, dim] before the final norm. Advances the state."""
         normed = self.model.slow.norm(hidden)
         semantic = self.head.ids[self.sample_semantic(self.head(normed), state)]
         codes = self._sample_codes(self.model.fast_input(hidden, normed), semantic, state)
@@ -149,5 +149,5 @@ def effective_penalty(state: FrameState) -> Tensor:
 
 
 def _filled(state: FrameState) -> Tensor:
-    """[n, W]: which places of the window hold a token."""
+    """Return a boolean mask [n, W] of the places of the window that hold a token."""
     return torch.arange(state.window.shape[-1], device=state.frame.device) < (state.frame - 1)[:, None]

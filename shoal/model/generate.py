@@ -26,7 +26,7 @@ class Generation:
 
 
 def generate(model: DualAR, head: Head, prompt: Tensor, sampling: SamplingParams) -> Generation:
-    """Generate the frames that follow a prompt grid [1 + codebooks, T], without the token of the stop id."""
+    """Generate the frames that follow a prompt grid [1 + codebooks, T]. The stop token is not a frame."""
     tokens = list(generate_tokens(model, head, prompt, sampling))
     stopped = bool(tokens) and int(tokens[-1][0]) == model.config.stop_id
     frames = tokens[:-1] if stopped else tokens

@@ -84,7 +84,7 @@ class TransformerStack(nn.Module):
         self.rope_table: Tensor
 
     def run(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
-        """[tokens, dim] at positions [tokens] -> [tokens, dim], before the final norm."""
+        """Run all blocks over x [tokens, dim] at positions [tokens] -> [tokens, dim], before the final norm."""
         table = self.rope_table[positions]
         for index, block in enumerate(self.layers):
             x = block(x, table, index, cache)

@@ -72,7 +72,7 @@ class QuantizedLinear(Quantized, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, count: int | None = None) -> Tensor:
-        """[..., in] -> [..., out], or only the first `count` outputs."""
+        """Apply the layer to x [..., in] -> [..., out], or [..., count]: only the first `count` outputs."""
 
     @abstractmethod
     def dequantize(self, dtype: torch.dtype) -> Tensor:
@@ -267,9 +267,9 @@ QUANTIZED_LINEARS: dict[QuantizedMode, type[QuantizedLinear]] = {
 
 
 class DequantizedLinear(nn.Linear):
-    """Float copy of an int8 layer that keeps the int8 weights for the native backend, which reads fewer bytes.
+    """Float copy of an int8 layer. It keeps the int8 weights for the native backend, which then reads fewer bytes.
 
-    Its results are those of `nn.Linear`, and it counts as a float layer.
+    It computes as `nn.Linear` does and counts as a float layer.
     """
 
     def __init__(self, layer: Int8Linear, dtype: torch.dtype) -> None:
@@ -292,7 +292,7 @@ class CpuInt8Linear(Quantized, ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, count: int | None = None) -> Tensor:
-        """[..., in] -> [..., out], or only the first `count` outputs."""
+        """Apply the layer to x [..., in] -> [..., out], or [..., count]: only the first `count` outputs."""
 
 
 class DynamicInt8Linear(CpuInt8Linear):
@@ -395,7 +395,7 @@ def dequantized(layer: QuantizedLinear, dtype: torch.dtype) -> nn.Linear:
 def quantize_rows(
     weight: Tensor, dtype: torch.dtype, scale_dtype: torch.dtype = torch.bfloat16
 ) -> tuple[Tensor, Tensor]:
-    """Quantize [out, ...] to int8 or fp8 of the same shape, with scales [out]: w = q · scale."""
+    """Quantize weight [out, ...] to int8 or fp8 q of the same shape and scales [out], with w ≈ q · scale."""
     rows = weight.detach().float().flatten(1)
     limit = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
     # The scales are rounded to their stored dtype first, so that q is the nearest value under the scale that is used.
@@ -405,7 +405,10 @@ def quantize_rows(
 
 
 def quantize_groups(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """Quantize [out, in] to bytes [out, in / 2] and scales with zeros [groups, out, 2]; the last group may be short."""
+    """Quantize weight [out, in] to int4: bytes [out, in / 2], scales and zeros [groups, out, 2].
+
+    The last group may be short.
+    """
     columns = weight.shape[1]
     rows = weight.detach().float()
     # Padding repeats the last column, which changes neither the minimum nor the maximum of its group.
@@ -420,7 +423,7 @@ def quantize_groups(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
 
 
 def to_column_major(module: nn.Module) -> None:
-    """Store tall matrices column-major, in place: on a CPU their products with few rows are a quarter faster.
+    """Store tall matrices column-major, in place: on a CPU, products of few rows with them are a quarter faster.
 
     Results are equal up to rounding.
     """

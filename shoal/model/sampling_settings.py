@@ -8,6 +8,8 @@ UNLIMITED_TOP_K = 2**31
 
 
 class SamplingSettings(NamedTuple):
+    """Sampling parameters of one sequence as plain numbers, in the order of `TENSOR_FIELDS`."""
+
     temperature: float
     top_p: float
     top_k: int

@@ -30,7 +30,7 @@ class SlowTransformer(TransformerStack):
             self.pruned = True
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Tokens [n, 1 + codebooks] (id, then codes) -> [n, dim]"""
+        """Embed tokens [n, 1 + codebooks] (id, then codes) -> [n, dim]."""
         config = self.config
         ids, codes = tokens[:, 0], tokens[:, 1:]
         semantic = (ids >= config.semantic_begin_id) & (ids <= config.semantic_end_id)
@@ -43,7 +43,7 @@ class SlowTransformer(TransformerStack):
         return x
 
     def forward(self, tokens: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
-        """Tokens [n, 1 + codebooks] at positions [n] -> hidden states [n, dim], before the final norm."""
+        """Run tokens [n, 1 + codebooks] at positions [n] -> hidden states [n, dim] before the final norm."""
         return self.run(self.embed(tokens), positions, cache)
 
 
@@ -55,8 +55,8 @@ def candidate_ids(config: DualARConfig) -> Tensor:
 class Head(nn.Module):
     """Output head over the candidate ids; `ids` maps a logit index to its vocabulary id.
 
-    By default only the rows of `candidate_ids` are computed: 4,097 of 155,776 for the released models, and text tokens
-    can never be sampled. With `full_vocab` it is upstream's S1 head, which samples from the whole vocabulary.
+    By default only the rows of `candidate_ids` are computed, 4,097 of 155,776 for the released models, so text tokens
+    cannot be sampled. `full_vocab` gives upstream's S1 head, which samples from the whole vocabulary.
     """
 
     def __init__(self, slow: SlowTransformer, *, full_vocab: bool = False) -> None:
@@ -74,7 +74,7 @@ class Head(nn.Module):
         self.stop_id = config.stop_id
 
     def forward(self, normed: Tensor) -> Tensor:
-        """[n, dim] after the final norm -> [n, len(ids)]"""
+        """Return logits [n, len(ids)] of hidden states [n, dim] after the final norm."""
         return self.output(normed)
 
     def logit_index(self, ids: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Weight quantization: the modes, which of them a device supports, how to apply them and what they cost in accuracy."""
+"""Weight quantization: modes, device support, application to models and codecs, and loss of accuracy."""

@@ -68,7 +68,7 @@ def quantize_model(
     for component in ("slow", "fast"):
         for holder, name, layer in _consumed(list(_linears(getattr(model, component)))):
             wanted: Mode = getattr(modes, component)
-            # The native backend multiplies int8 activations faster in matrices of every size.
+            # Small matrices too: the native backend multiplies int8 activations faster at every size.
             mode = wanted if wanted == "w8a8" or layer.weight.numel() >= min_weights else "none"
             setattr(holder, name, to_mode(layer.to(device=device), mode, component, dtype or model.dtype))
             on_layer(component)
@@ -76,7 +76,7 @@ def quantize_model(
 
 
 def quantize_codec(codec: Codec, mode: Mode, *, min_weights: int = 0, convolutions: bool = True) -> None:
-    """Quantize the decode side to int8, in place. The encode side stays exact: it decides the codes of a voice."""
+    """Quantize the decode side to int8, in place. The encode side stays exact, because it decides a voice's codes."""
     if mode == "none":
         return
     for part in decode_side(codec):

@@ -24,7 +24,7 @@ def frame_seconds(model: DualAR, modes: WeightModes, dtype: torch.dtype, bandwid
 
 
 def layer_passes(config: DualARConfig) -> int:
-    """Return the layers that a frame runs through, those of the fast transformer once per codebook but the first."""
+    """Return the layers that a frame runs through, those of the fast transformer once per residual codebook."""
     return config.slow.n_layer + (config.num_codebooks - 1) * config.fast.n_layer
 
 

@@ -1,4 +1,4 @@
-"""Quantization mode per component: parsing, and what a device supports. Parsing works without torch."""
+"""Quantization mode per component: parsing, and support by device. Parsing works without torch."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
@@ -65,7 +65,7 @@ def supported_modes(component: Component, device: "torch.device") -> tuple[Mode,
 
 
 def require_supported(modes: WeightModes, device: "torch.device") -> None:
-    """Raise InvalidRequest, listing what is supported, if the device does not support a mode."""
+    """Raise InvalidRequest, with the supported modes, if the device does not support a mode."""
     for component in COMPONENTS:
         mode, supported = getattr(modes, component), supported_modes(component, device)
         if mode not in supported:

@@ -29,8 +29,8 @@ AUTO_MODES = tuple(map(WeightModes.parse, ("none", "int8", "slow=int4,fast=int8"
 # Bytes that must be left beside the weights: S1-mini with 16 slots takes 2.4 GB of torch's memory on an H200, and the
 # driver 0.3 GB, before the KV cache.
 MIN_WORKING_MEMORY = 2.8e9
-# `auto` takes smaller weights than fit if a frame of one sequence is predicted to take more than this share of its
-# duration: below 1, since the codec needs time as well.
+# `auto` takes smaller weights than memory allows if a frame of one sequence is predicted to take more than this share
+# of its duration: below 1, because the codec needs time as well.
 REAL_TIME_SHARE = 0.9
 # The last resort. An int8 codec has no fused kernels: it is several times slower, and with many slots its graphs of
 # plain operators take more memory than it saves.
@@ -70,9 +70,9 @@ def choose_modes(
 ) -> QuantizationChoice:
     """Return the requested modes, or for `auto` those that suit the device, the stored weights and `memory` bytes.
 
-    `bandwidth` of a GPU's memory, in bytes per second, limits `auto` to weights that are read in real time; None does
-    not. `native` says that the native CPU backend will run, which is limited by the bytes of the weights it reads.
-    Raises InvalidRequest if the device cannot compute the modes, or on a CPU if int8 would have no effect.
+    `bandwidth` of a GPU's memory, in bytes per second, limits `auto` to weights that are read in real time; None: no
+    limit. `native` says that the native CPU backend will run, whose speed depends on the bytes of the weights. Raises
+    InvalidRequest if the device cannot compute the modes, or on a CPU if int8 would have no effect.
     """
     on_cpu, stored = device.type == "cpu", modes_of(model, codec)
     if requested != AUTO:

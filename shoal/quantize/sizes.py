@@ -1,4 +1,4 @@
-"""Bytes that weights take in a mode. Also works on skeletons on the meta device."""
+"""Bytes that weights take in a quantization mode; also for models on the meta device."""
 
 import torch
 from torch import nn
