@@ -1,8 +1,8 @@
-"""Compile the C++ sources into one shared library, and find a library that was compiled from the same sources.
+"""Compile the C++ sources into one shared library, whose name identifies them.
 
 The library has a C interface and uses neither Python nor torch, so one build works with every version of both. Its
-name holds a hash of the sources and the flags: a library of other sources is never loaded. Run as a script, this file
-compiles into a directory; the wheel's build does that, so only the standard library may be imported here.
+name holds a hash of the sources and the flags, so a library of other sources is never loaded. Run as a script, this
+file compiles into a directory. The wheel's build does that, so only the standard library may be imported here.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ FLAGS = (
     "-std=c++17",
     "-fPIC",
     "-fvisibility=hidden",
-    # Products and sums become fused operations in every build, so that all instruction sets round alike.
+    # Compilers fuse multiply and add in every build that has FMA, so that all these instruction sets round alike.
     "-ffp-contract=fast",
     "-fno-math-errno",
     "-fno-trapping-math",
@@ -36,7 +36,7 @@ KERNELS_X86 = {
     "kernels_avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"),
 }
 KERNELS_OTHER: dict[str, tuple[str, ...]] = {"kernels_baseline": ()}
-# Products of int8 activations; without fused operations, so that the scaling of their sums rounds alike everywhere.
+# Flags of products of int8 activations: no FMA, so that the scaling of their sums rounds alike everywhere.
 INT8_FLAGS = ("-ffp-contract=off",)
 VNNI512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512", "-DSHOAL_INT8_VNNI512")
 INT8_X86 = {

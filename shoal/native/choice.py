@@ -32,7 +32,7 @@ FLOAT_SETS = ("avx512", "avx2", BASELINE)
 NOT_MEASURED = ("amx",)
 ROUNDS = 5  # the shortest counts: in the others the thread may have been suspended
 OUTPUTS, INPUTS = 1024, 384  # a layer of nano; it stays in the L2 cache
-# Products of one round: rows and repetitions, about as much time in each.
+# Products of one round as (rows, repetitions). Both take about the same time.
 SMALL, LARGE = (1, 8), (16, 1)
 # A narrower instruction set has to be this much faster, so that noise does not choose it.
 MIN_GAIN = 1.1
@@ -42,7 +42,7 @@ CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "stepping", "CPU
 
 @dataclass(frozen=True, slots=True)
 class IsaChoice:
-    """Instruction set, and what a round of products took with each candidate; empty if there was one candidate."""
+    """Instruction set, and the time of a round of products by candidate; empty if nothing was measured."""
 
     isa: str
     milliseconds: dict[str, float]
@@ -99,7 +99,7 @@ def _measured_choice(int8_activations: bool) -> IsaChoice:
 
 
 def measure(names: list[str], *, int8_activations: bool) -> IsaChoice:
-    """Time the products of a frame with each instruction set, in turns, for some milliseconds."""
+    """Time products of a frame's sizes with each instruction set, in turns, for some milliseconds in all."""
     arrays, matrices = Arrays(), list[Matrix]()
     weight = np.arange(OUTPUTS * INPUTS, dtype=np.int8).reshape(OUTPUTS, INPUTS)
     matrices.append(arrays.matrix(weight, scale=np.ones(OUTPUTS, np.float32), w8a8=int8_activations))
@@ -115,7 +115,7 @@ def measure(names: list[str], *, int8_activations: bool) -> IsaChoice:
 
 
 def _with_equal_bits(contexts: dict[str, Context], matrices: list[Matrix]) -> dict[str, Context]:
-    """Return the contexts that give the products of the narrowest one; the others are a fault and are left out."""
+    """Return the contexts whose products equal those of the narrowest set; warn about any other and leave it out."""
     x = np.sin(np.arange(17 * INPUTS, dtype=np.float32)).reshape(17, INPUTS)
     products = {name: [context.product(each, x).tobytes() for each in matrices] for name, context in contexts.items()}
     expected = products[list(contexts)[-1]]
@@ -180,7 +180,7 @@ def _cpu() -> str:
 
 @dataclass(frozen=True, slots=True)
 class LibraryStatus:
-    """Return whether the native backend can be used, and how or why not."""
+    """Availability of the native backend; `detail` is its instruction set, or the reason why it is missing."""
 
     available: bool
     detail: str

@@ -1,4 +1,4 @@
-"""The codec's streaming decoder as a list of native layers: the numbers of `Codec.decode_from`, time first."""
+"""Streaming decoder of the codec, `Codec.decode_from` as a list of native layers. Activations are [time, channels]."""
 
 import ctypes
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from shoal.native.library import Arrays, Context, Matrix, find_weight
 SNAKE, CONV, UPSAMPLE, RESIDUAL, CONVNEXT, ATTENTION, FEED_FORWARD, RMS_NORM, TANH = range(9)
 # Fixed parts of a ConvNeXt block.
 CONVNEXT_RATIO, CONVNEXT_EPS = 4, 1e-6
-# Frames of the rotary table by which a stream grows.
+# The length of the rotary table, in frames, is a multiple of this.
 TABLE_STEP = 4096
 
 _LAYER_SIZES = ("kind", "channels", "taps", "dilation", "stride", "heads", "head_dim", "window")
@@ -61,10 +61,10 @@ class _Chunks(ctypes.Structure):
 
 
 class LayerList:
-    """Native layers of a codec, with the size of the left context that a stream keeps for them."""
+    """Native layers of a codec with packed weights, and the size of the state that each stream keeps for them."""
 
     def __init__(self, codec: CodecArrays) -> None:
-        """Raises CheckpointError for weights that are missing or have another shape."""
+        """Pack the weights. Raises CheckpointError for weights that are missing or have another shape."""
         self.arrays, self._codec = Arrays(), codec
         self.state_size = 0  # floats per stream
         self.layers: list[_Layer] = [*self._transformer("quantizer.post_module")]
@@ -206,7 +206,7 @@ class LayerList:
         return self.arrays.address(self._weight(name, *shape))
 
     def _reserve(self, size: int) -> int:
-        """Return the offset of `size` floats of state."""
+        """Reserve `size` floats in the state of a stream; return their offset."""
         self.state_size += size
         return self.state_size - size
 
@@ -217,7 +217,7 @@ class NativeDecoder:
     backend: Literal["native"] = "native"
 
     def __init__(self, codec: CodecArrays, slots: int, context: Context) -> None:
-        """Raises CheckpointError for weights that are missing or have another shape."""
+        """Pack the weights. Raises CheckpointError for weights that are missing or have another shape."""
         self.config, self.context = codec.config, context
         built = LayerList(codec)
         self._layers = (_Layer * len(built.layers))(*built.layers)

@@ -127,7 +127,7 @@ class NativeDualAR:
     """Packed weights of a model. Only fp32 on a CPU, with float or int8 weights."""
 
     def __init__(self, model: ModelArrays, context: Context) -> None:
-        """Raises CheckpointError for weights that are missing or have another shape."""
+        """Pack the weights. Raises CheckpointError for weights that are missing or have another shape."""
         self.context, self.width = context, 1 + model.config.num_codebooks
         self._arrays = Arrays()
         self._model = self._pack(model)
@@ -137,9 +137,9 @@ class NativeDualAR:
         return self._arrays.nbytes
 
     def step(self, state: "NativeState", rows: StepRows, reading: TextReading | None = None) -> np.ndarray:
-        """Run all rows and return the sampled tokens [samples, 1 + codebooks] (int64); updates the state.
+        """Run all rows, update the state and return the sampled tokens [samples, 1 + codebooks] (int64).
 
-        With `reading` also writes its weights. Raises RuntimeError for tokens out of range or when memory runs out.
+        With `reading`, also write `reading.weights`. Raises RuntimeError for tokens out of range or if memory runs out.
         """
         out = np.empty((len(rows.sampled), self.width), np.int64)
         arrays = (rows.tokens, rows.slots, rows.positions, rows.sampled, out)

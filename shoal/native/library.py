@@ -30,8 +30,8 @@ INSTRUCTION_SETS = get_args(CpuIsa)[1:]  # without auto; widest first
 # Form of a packed weight; mirrors WeightType in src/kernels.h.
 FLOAT32, INT8, W8A8 = range(3)
 W8A8_COLUMNS = 64  # the packed inputs of W8A8 are a multiple of this
-# By the names of the modules' state. int8 weights have `scales` [out]; `NAME.w8a8` marks a layer whose activations are
-# quantized as well.
+# Weights by their names in the modules' state dict. int8 weights have `scales` [out]; `NAME.w8a8` marks a layer whose
+# activations are quantized as well.
 Weights = Mapping[str, NDArray[Any]]
 UNIT = ctypes.CFUNCTYPE(None, ctypes.c_int32, ctypes.c_int32)  # one unit of parallel work: its number and the thread
 _OPENED = threading.Lock()
@@ -57,7 +57,7 @@ class Matrix(ctypes.Structure):
 
 
 class Arrays:
-    """Packs weights for the kernels and keeps the arrays alive whose addresses are stored in native structures."""
+    """Packs weights for the kernels. Owns the arrays that native structures point to, so it must outlive them."""
 
     def __init__(self) -> None:
         self._kept: list[NDArray[Any]] = []
@@ -67,7 +67,7 @@ class Arrays:
         return sum(each.nbytes for each in self._kept)
 
     def address(self, values: NDArray[Any]) -> int:
-        """Return the address of the values as contiguous fp32; other values are converted into a copy."""
+        """Return the address of the values as contiguous fp32, converted into a copy if necessary."""
         return self._keep(np.ascontiguousarray(values, np.float32))
 
     def linear(
@@ -148,7 +148,7 @@ def find_weight(weights: Weights, name: str, shape: tuple[int, ...]) -> NDArray[
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array that starts at a cache line: a vector load that crosses two takes longer."""
+    """Return an array that starts at a cache line: vector loads that cross a line are slower."""
     size = prod(shape) * dtype.itemsize
     memory = np.empty(size + CACHE_LINE, np.uint8)
     start = -memory.ctypes.data % CACHE_LINE
@@ -156,10 +156,10 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 class Context:
-    """Kernels of one instruction set and their threads. Calls release the GIL; one call at a time."""
+    """Kernels of one instruction set and their threads. Calls release the GIL. Not thread-safe: one call at a time."""
 
     def __init__(self, isa: str, threads: int = 1) -> None:
-        """Raises NativeUnavailable without a library, or if it cannot start; `choice.py` chooses the set."""
+        """Start the threads. Raises NativeUnavailable without a library, or if it cannot start them with this set."""
         self.library = open_library()
         self.isa, self.threads = isa, threads
         self.handle = self.library.shoal_context_new(self.isa.encode(), self.threads)
@@ -171,7 +171,7 @@ class Context:
             self.library.shoal_context_free(self.handle)
 
     def product(self, matrix: Matrix, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[n, cols] -> [n, rows], for tests and measurements."""
+        """Multiply x [n, cols] by a packed weight -> [n, rows]; for tests and measurements."""
         x, out = np.ascontiguousarray(x), np.empty((len(x), matrix.rows), np.float32)
         self.library.shoal_product(self.handle, ctypes.byref(matrix), x.ctypes.data, len(x), out.ctypes.data)
         return out

@@ -1,4 +1,4 @@
-"""Weights of torch modules as the arrays that the native backend packs. The only file of the package with torch."""
+"""Weights of torch modules as the arrays that the native backend packs. Only this file of the package imports torch."""
 
 from collections.abc import Iterator
 from typing import Any

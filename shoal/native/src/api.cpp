@@ -40,7 +40,7 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-// Extended features by CPUID leaf 7, because older compilers do not know the names of the newer ones.
+// CPUID leaf 7, because __builtin_cpu_supports of older compilers does not know the newer features.
 struct Features {
     unsigned a = 0, b = 0, c = 0, d = 0;
     explicit Features(unsigned subleaf) { __get_cpuid_count(7, subleaf, &a, &b, &c, &d); }
@@ -49,7 +49,7 @@ struct Features {
 bool has_vnni256() { return has_avx2() && (Features(1).a >> 4 & 1); }
 bool has_vnni512() { return has_avx512() && (Features(0).c >> 11 & 1); }
 
-// Linux hands out the tile registers on request, once per process.
+// On Linux a process has to request permission to use the tile registers.
 bool has_amx() {
 #if defined(__linux__)
     constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
@@ -122,7 +122,7 @@ void pack_w8a8(const int8_t* source, const int64_t* sizes, const int64_t* stride
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// Changed with every change of a structure or a function; the Python side refuses other versions.
+// Increment it with every change of a structure or a function; library.py refuses other versions (ABI_VERSION).
 EXPORT int32_t shoal_abi_version() { return 5; }
 
 // Return whether this library and this CPU have an instruction set, such as avx512_vnni.
@@ -192,7 +192,7 @@ EXPORT int32_t shoal_sleeping(void* context, int32_t* caller) {
 }
 
 // Feed calls to a new governor and write whether it allows threads for each; for tests. A call begins at `now` and takes
-// `threaded` seconds with the threads it is allowed, else `alone` seconds.
+// `threaded` seconds if it is allowed threads, else `alone` seconds.
 EXPORT void shoal_govern(int32_t calls, const double* now, const double* amount, const double* alone, const double* threaded,
                          int32_t* allowed) {
     ThreadGovernor governor;

@@ -31,7 +31,7 @@ class Decoder {
   private:
     float* buffer(Buffer which, int64_t count) { return context_.scratch(thread_).get(which, floats(count)); }
 
-    // Buffer for the next activations, which x_ does not use.
+    // Return whichever of the buffers X and Y does not hold x_, for the next activations.
     float* other(int64_t count) {
         current_ = current_ == X ? Y : X;
         return buffer(current_, count);
@@ -67,7 +67,7 @@ class Decoder {
         }
     }
 
-    // Run part(begin, end) over all steps, in parallel when there is much to do.
+    // Run part(begin, end) over all steps, in parallel if they are enough work. `cost` is the work per step.
     template <typename Part>
     void rows(int64_t cost, const Part& part) {
         const int units = cost * steps_ < 20000 ? 1 : std::min(steps_, 2 * context_.threads());
@@ -233,7 +233,7 @@ int32_t decode_chunks(Context& context, const Codec& codec, const Chunks& chunks
                  chunks.state + slot * codec.state_size, chunks.positions[slot], chunks.out + i * chunks.out_stride);
         chunks.positions[slot] += frames;
     };
-    // Many streams: one thread each. Few streams: the threads share the work of a layer.
+    // Many streams: each is decoded by one thread. Few streams: one after the other, and the threads share each layer.
     if (chunks.count >= 2 * context.threads()) {
         const double frames = std::accumulate(chunks.frames, chunks.frames + chunks.count, 0.0);
         context.parallel(chunks.count, {Work::STREAMS, frames}, one);

@@ -38,7 +38,7 @@ bool ThreadGovernor::allows(double now, Work work) {
 void ThreadGovernor::record(double now, Work work, double seconds, bool threaded) {
     Speed& found = speed(work);
     if (!threaded) {
-        // A call in which the caller was suspended says little about the work.
+        // Capped, because the caller itself may have been suspended during the call.
         const double each = seconds / work.amount;
         found.alone = found.alone > 0 ? 0.75 * found.alone + 0.25 * std::min(each, 2 * found.alone) : each;
         return;
@@ -135,7 +135,7 @@ class Pool {
         }
     };
 
-    // Remember how many workers the latest calls had units for: only those spin until the next call.
+    // Remember how many workers the last CALLS calls had units for: only those spin until the next call, others sleep.
     void expect(int workers) {
         most_ = std::max(most_, workers);
         if (++calls_ < CALLS && workers <= expected_.load(std::memory_order_relaxed)) return;
@@ -150,7 +150,8 @@ class Pool {
         }
     }
 
-    // Whether all workers have left the previous call; they would read the next one half written.
+    // Wait briefly until all workers have left the previous call, and return whether they have: a worker that is still
+    // inside would read a half-written next call.
     bool vacant() const {
         for (int spins = 0; inside_.load(std::memory_order_seq_cst) != 0; spins++) {
             if (spins == SPIN) return false;
@@ -223,7 +224,7 @@ void Context::parallel(int units, Work work, const std::function<void(int, int)>
     const bool threaded = governor_.allows(begun, work);
     nested_ = true;
     if (threaded) {
-        if (!pool_->run(units, unit)) alone();  // counts as threaded: a suspended worker was waited for
+        if (!pool_->run(units, unit)) alone();  // recorded as threaded: it waited for a suspended worker
     } else {
         alone();
     }
@@ -236,7 +237,7 @@ int Context::sleeping_workers() const { return pool_ ? pool_->sleeping() : 0; }
 
 bool Context::caller_sleeps() const { return pool_ && pool_->caller_sleeps(); }
 
-// Products below this many multiplications take about as long as starting a thread.
+// Products with fewer multiplications take about as long as handing units to another thread.
 constexpr double MIN_PARALLEL = 1e5;
 
 void Context::product(const Product& p, int rows) {
@@ -270,7 +271,8 @@ Int8Rows Context::quantize(const Product& p, int rows) {
 void Context::split(const Product& p, int rows, Work work, const Part& part) {
     const int panels = (p.w->rows + PANEL - 1) / PANEL;
     if (threads_ == 1 || nested_ || work.amount < MIN_PARALLEL) return part(0, rows, 0, panels);
-    // Split the longer axis; a few units more than threads, so that a slow thread does not hold up the others.
+    // Split the rows if there are enough of them, else the panels. Large products have four units per thread, so that a
+    // slow thread does not hold up the others; small ones have at most one.
     const int useful = std::min(threads_, std::max(2, static_cast<int>(work.amount / (2 * MIN_PARALLEL)) + 1));
     const int row_units = rows / (2 * k.row_tile), wanted = work.amount < 20 * MIN_PARALLEL ? useful : 4 * threads_;
     if (row_units >= wanted) {

@@ -13,7 +13,7 @@ namespace shoal {
 // Scratch memory of one thread: buffers by number, which grow and are kept between calls.
 class Scratch {
   public:
-    static constexpr int BUFFERS = 14, INT8_ROWS = 12, INT8_SCALES = 13;  // the last two are those of W8A8 products
+    static constexpr int BUFFERS = 14, INT8_ROWS = 12, INT8_SCALES = 13;  // the last two buffers are for W8A8 products
     // Return an uninitialized buffer of at least `count` floats. Throws std::bad_alloc.
     float* get(int number, size_t count);
 
@@ -27,12 +27,12 @@ class Pool;
 struct Work {
     enum Kind { PRODUCT_F32, PRODUCT_I8, PRODUCT_W8A8, ATTENTION, ROWS, STREAMS, KINDS };
     Kind kind;
-    double amount;  // such as multiplications
+    double amount;  // in units of the kind, such as multiplications
 };
 
 // Decides by measurement whether several threads are faster than one, for every kind and size of work. On cores that
-// other processes use, a thread is suspended in the middle of its part while the caller waits: then the caller works
-// alone for a while.
+// other processes use, a worker may be suspended in the middle of its unit while the caller waits. Threads are then
+// slower than the caller alone, which computes such calls alone for a while.
 class ThreadGovernor {
   public:
     // Whether to use the other threads for a call at `now`, in seconds. A few calls are refused, to be measured alone.
@@ -47,8 +47,8 @@ class ThreadGovernor {
     struct Speed {
         double alone = 0;  // seconds per amount of work with one thread; 0 before the first measurement
         int calls = 0;     // since the last call alone
-        double threaded_seconds = 0, alone_seconds = 0;  // of the calls in this window, and what they would take alone
-        double alone_until = 0, pause = FIRST_PAUSE;
+        double threaded_seconds = 0, alone_seconds = 0;  // threaded calls of this window: measured, predicted alone
+        double alone_until = 0, pause = FIRST_PAUSE;     // end of the current pause of threads, length of the next one
     };
     Speed& speed(Work work);
 

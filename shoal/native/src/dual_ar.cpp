@@ -14,7 +14,8 @@ enum Buffer { X, NORMED, QKV, MIXED, GATE, HIDDEN, LOGITS, SCORES, FAST_X, FAST_
 
 constexpr float RAS_TEMPERATURE = 1.0f, RAS_TOP_P = 0.9f;
 
-// Where the rows of a pass are in the KV cache: row i is position positions[i] of the sequence tables[i].
+// Rows of a pass and their place in the KV cache: row i is position positions[i] of the sequence with block table
+// tables[i].
 struct Rows {
     int count;
     const int32_t* positions;
@@ -122,7 +123,7 @@ struct Runner {
             context.parallel(units, {Work::ATTENTION, static_cast<double>(total * s.heads * d)}, one);
     }
 
-    // Write the weights of the chosen heads of a layer over the texts. Reads what attention reads and changes nothing.
+    // Write the attention weights of the chosen heads of a layer over the texts. Changes neither activations nor cache.
     void read_texts(const Stack& s, int layer, const float* qkv, const PagedCache& kv, const Rows& rows) {
         const int d = s.head_dim, group = s.heads / s.kv_heads, stride = (s.heads + 2 * s.kv_heads) * d;
         float* out = buffer(TEXT, static_cast<size_t>(d));
@@ -132,7 +133,7 @@ struct Runner {
             for (int i = 0; i < step.texts; i++) {
                 const int row = step.sampled[step.text_samples[i]], begin = step.text_begins[i], length = step.text_lengths[i];
                 float* weights = step.weights + (static_cast<ptrdiff_t>(i) * step.head_count + h) * step.text_width;
-                // The kernel leaves the exponentials of the scores behind.
+                // The kernel leaves the exponentials of the scores in its scratch memory, here `weights`.
                 context.k.attention(qkv + static_cast<ptrdiff_t>(row) * stride + head * d, kv, rows.tables[row], head / group,
                                     1, begin, begin + length, weights, out);
                 const float sum = std::accumulate(weights, weights + length, 0.0f);

@@ -1,4 +1,4 @@
-// Plain structures that Python fills (shoal/native/dual_ar.py mirrors them with ctypes) and one step of the model.
+// Structures that Python fills, mirrored with ctypes in shoal/native/dual_ar.py, and one step of the model.
 #pragma once
 
 #include "context.h"
@@ -9,7 +9,7 @@ struct Block {
     Matrix wqkv, wo, w13, w2;
     const float* attention_norm;
     const float* ffn_norm;
-    const float* q_norm;  // null without norms of queries and keys
+    const float* q_norm;  // q_norm and k_norm are null without norms of queries and keys
     const float* k_norm;
 };
 

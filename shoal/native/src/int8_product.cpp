@@ -138,8 +138,8 @@ inline float largest(const float* x, int n) {
     return top[0];
 }
 
-// A row that holds no finite largest value becomes zeros with that value as its scale, so that the outputs are no numbers
-// either.
+// Quantizes a row and returns its scale. A row with an infinity becomes zeros with an infinite scale, so that its
+// outputs are NaN.
 float quantize(const float* x, int n, int padded, uint8_t* out) {
     const float top = largest(x, n), factor = top > 0 && std::isfinite(top) ? 127.0f / top : 0.0f;
     int i = 0;
@@ -198,7 +198,7 @@ inline void tile(const Product& p, const Int8Rows& x, int row, int panel) {
             int32_t sums[PANEL];
 #pragma GCC unroll 16
             for (int v = 0; v < VECTORS; v++) {
-                const Ints some = acc[m][q * VECTORS + v];  // a copy: accumulators whose address is taken leave the registers
+                const Ints some = acc[m][q * VECTORS + v];  // a copy: an accumulator whose address is taken is spilled
                 std::memcpy(sums + v * LANES, &some, sizeof some);
             }
             finish(p, sums, x.scales[row + m], row + m, (panel + q) * PANEL);
@@ -228,7 +228,7 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {};
 };
 
-// Sums of a tile of at most 16 rows and up to two panels: tiles 0 and 1 add up, 2 are the rows, 3 and 4 the weights.
+// Computes at most 16 rows and P (one or two) panels. AMX tiles: 0 and 1 sums, 2 the rows, 3 and 4 the weights.
 template <int P>
 inline void matrix_tile(const Product& p, const Int8Rows& x, int row, int rows, int panel) {
     const ptrdiff_t panel_stride = static_cast<ptrdiff_t>(x.stride) * PANEL;
@@ -257,7 +257,7 @@ void configure(int rows) {
         config.bytes_per_row[i] = 64;
         config.rows[i] = static_cast<uint8_t>(i < 3 ? rows : 16);
     }
-    // GCC declares that the instruction reads eight bytes, and could leave out the others.
+    // GCC assumes that the instruction reads only eight bytes of the configuration, and could drop the other stores.
     asm volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
 }

@@ -23,7 +23,7 @@ struct Int8Kernels {
     float (*quantize)(const float* x, int n, int padded, uint8_t* out);
     // Compute as Kernels::product does, with p.a replaced by x.
     void (*product)(const Product& p, const Int8Rows& x, int row_begin, int row_end, int panel_begin, int panel_end);
-    int32_t offset;  // added to the activations; the weights' sums over k, times offset, are subtracted again
+    int32_t offset;  // added to the activations; `product` subtracts offset times each output's sum of weights again
 };
 
 extern const Int8Kernels int8_baseline;

@@ -55,7 +55,7 @@ inline void load_panel(const T* p, Vec* out) {
     for (int v = 0; v < VECTORS; v++) out[v] = load(p + v * LANES);
 }
 
-// Without these a compiler converts the bytes one by one, which is slower than reading floats.
+// Vector conversions: from the generic version compilers make one conversion per byte, slower than reading floats.
 #if defined(__aarch64__)
 inline void load_panel(const int8_t* p, Vec* out) {
     const int8x16_t bytes = vld1q_s8(p);
@@ -190,7 +190,7 @@ void rotate(float* x, const float* table, int n) {
     }
 }
 
-// Adding this rounds a float of at most 2^22 to an integer, which is then in the low bits.
+// Adding this (1.5 * 2^23) rounds a float of magnitude at most 2^22 to an integer, which is then in the low bits.
 constexpr float ROUND = 12582912.0f;
 
 // exp within 2 ulp. Written without branches, so that loops over it are vectorized.
@@ -215,7 +215,7 @@ inline float exp_approx(float x) {
     return y * scale;
 }
 
-// sin(x)^2 has period pi: x is reduced to [-pi/2, pi/2] in three parts.
+// sin(x)^2 has period pi: x is reduced to [-pi/2, pi/2], with pi split into three parts.
 inline float sin_squared(float x) {
     const float n = (x * 0.318309886f + ROUND) - ROUND;
     float r = x - n * 3.140625f;

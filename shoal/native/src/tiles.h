@@ -1,7 +1,7 @@
 // Loop over the tiles of a product, for the sources that are compiled once per instruction set.
 //
-// `Tiles` is a type of such a source, with internal linkage; the functions that it instantiates here have it as well, so
-// that no build takes those of another. It has:
+// `Tiles` is a type of such a source. It must have internal linkage: the functions instantiated for it here then have
+// it as well, and the linker does not share them between builds. Members:
 //   ROWS                  rows per tile, at most
 //   PANELS                panels of one row whose accumulators fit the registers
 //   run<MR, P>(row, panel)  compute a tile of MR rows and P panels
@@ -11,7 +11,7 @@
 
 namespace shoal {
 
-// Panels per tile of MR rows, so that the accumulators fit the registers and hide the latency of a product.
+// Panels per tile of MR rows: as many accumulators as fit the registers, to hide the latency of a multiply-add.
 constexpr int panels_per_tile(int panels, int mr) {
     const int p = panels / mr;
     return p > 8 ? 8 : p > 3 && p < 8 ? 4 : p < 1 ? 1 : p;
