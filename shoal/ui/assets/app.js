@@ -23,7 +23,7 @@ import { VoicePicker } from "./views/voices.js";
 const POLL_SECONDS = { notReady: 1, ready: 5 };
 const STATES = {
   starting: "Loading the model…",
-  restarting: "The engine is coming back…",
+  restarting: "The engine is restarting…",
   stopping: "The server is shutting down",
   failed: "The server has failed",
   unreachable: "No server",

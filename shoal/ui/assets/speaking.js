@@ -25,7 +25,7 @@ export class Speaking {
   constructor(page) {
     this.#page = page;
     this.rate = 0; // the model's sample rate in Hz; 0 before it is known
-    this.timed = false; // whether the model knows when it says which word
+    this.timed = false; // the model has word times
     this.shown = null; // the speech in the player: text, requests, options
     byId("speak").addEventListener("click", () => this.toggle());
     page.composer.addEventListener("change", () => this.update());
@@ -102,7 +102,7 @@ export class Speaking {
     this.#end(synthesis, job);
   }
 
-  /** Goes on after a failure, from where it stopped. The entry of the broken speech is replaced. */
+  /** Continues after a failure, from where the speech stopped. Replaces the history entry of the broken speech. */
   async #continue(synthesis, job) {
     const { player, history } = this.#page;
     const resumeAt = player.track === synthesis.track ? player.position : synthesis.track.length;
@@ -151,7 +151,7 @@ export class Speaking {
     announce(outcome === "whole" ? `Done, ${duration(track.seconds)} of audio` : "Stopped");
   }
 
-  /** Without storage only the history is lost. */
+  /** Stores the speech in the history. A failure of the storage loses only the history. */
   #keep({ lines, options, track, firstAudio, realTimeFactor, outcome }, job) {
     const text = lines.map((line) => line.text).join(" ");
     const voices = [...new Set(lines.map(({ voice }) => (voice === null ? "Model’s own" : this.#page.picker.titleOf(voice))))];

@@ -3,7 +3,7 @@
 import { pcmBytes, wavHeader } from "./pcm.js";
 
 const BLOB_SAMPLES = 1 << 19;
-const KEPT_SECONDS = 60; // of the beginning, from which the reference of a voice is cut
+const KEPT_SECONDS = 60; // seconds of the beginning that are kept, to cut a voice reference from them
 
 export class FileTrack {
   #blobs = [];
@@ -26,7 +26,7 @@ export class FileTrack {
     this.parts.push({ at: this.length, speaker, turn });
   }
 
-  /** A file is not watched while it plays. */
+  /** Does nothing: the page shows no words for a file, because it does not play it. */
   beginWords() {}
 
   append(samples) {

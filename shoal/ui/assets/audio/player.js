@@ -35,7 +35,7 @@ export class Player extends EventTarget {
     return Math.min(this.#anchor.sample + Math.max(0, passed), this.#scheduled);
   }
 
-  /** The sample that leaves the loudspeaker now: wireless ones are up to 0.3 s late. */
+  /** The sample that is audible now. Wireless loudspeakers delay the sound by up to 0.3 s. */
   get audiblePosition() {
     if (this.state !== "playing") return this.position;
     const late = Math.round((this.#context.outputLatency || 0) * this.#track.rate);

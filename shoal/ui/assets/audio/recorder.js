@@ -46,8 +46,8 @@ export class Recorder {
 async function microphone() {
   if (!navigator.mediaDevices) {
     throw new Problem(
-      "The browser gives no microphone to this page",
-      "It does so only over https or on localhost. Upload a file instead.",
+      "The browser offers no microphone to this page",
+      "Recording needs https or localhost. Upload a file instead.",
     );
   }
   try {

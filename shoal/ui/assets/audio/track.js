@@ -13,7 +13,7 @@ export class Track {
     this.rate = rate;
     this.length = 0;
     this.complete = false;
-    this.parts = []; // of each line: { at: first sample, speaker, turn, text, words: null without word times }
+    this.parts = []; // one entry per line: { at: first sample, speaker, turn, text, words: null without word times }
   }
 
   static of(samples, rate, parts = []) {
@@ -47,7 +47,7 @@ export class Track {
     this.parts.at(-1).words.push(...words);
   }
 
-  /** The words of a part. While it is being received, the word after them sounds already, and its end is not known. */
+  /** Returns the words of a part. While it is being received, they include the next word, whose end is not known. */
   wordsOf(part) {
     const { words, text, at } = this.parts[part];
     if (!words || this.complete || part < this.parts.length - 1) return words ?? [];
@@ -81,7 +81,7 @@ export class Track {
     return this.parts.findLast(({ at }) => at <= sample) ?? { at: 0, speaker: 0, turn: 0 };
   }
 
-  /** The word that sounds at a sample: its part and its index there; null where no word sounds, and without word times. */
+  /** Returns the word at a sample: its part and its index in the part; null between words and without word times. */
   wordAt(sample) {
     if (sample >= this.length) return null;
     const part = this.parts.findLastIndex(({ at }) => at <= sample);

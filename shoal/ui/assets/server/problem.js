@@ -2,7 +2,7 @@
 
 const UNREACHABLE = {
   title: "The server does not answer",
-  detail: "It may be restarting. The page looks for it every second and goes on when it is back.",
+  detail: "It may be restarting. The page tries again every second and continues when the server is back.",
 };
 
 const TITLES = {

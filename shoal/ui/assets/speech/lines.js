@@ -5,14 +5,14 @@
  */
 
 export const PASSAGE_CHARACTERS = 480;
-export const LONG_SECONDS = 20 * 60; // from here on a file is offered
+export const LONG_SECONDS = 20 * 60; // the page offers a file for longer speech
 export const PLAYED_SECONDS = 2 * 3600; // the longest speech that is kept in the page's memory
 export const FILE_SECONDS = 8 * 3600; // well below the 4 GB that a wav file can hold, at any rate
 // About twelve seconds: enough to measure the machine's speed, and a good length for a voice reference.
 const FIRST_CHARACTERS = 180;
 const MIN_CHARACTERS = 60;
 const TARGET_SECONDS = 25; // well within the server's default deadline
-const CHARACTERS_PER_SECOND = 15; // of speech; only to estimate a duration in advance
+const CHARACTERS_PER_SECOND = 15; // speaking rate, only to estimate a duration in advance
 
 /** Splits text into passages of at most `max` characters; only surrounding spaces are lost.
  *

@@ -4,7 +4,7 @@ import { Player } from "../audio/player.js";
 import { Track } from "../audio/track.js";
 import { Synthesis } from "./synthesis.js";
 
-const SEED = 1; // the same each time: two voices then differ by the voice alone
+const SEED = 1; // always the same, so that two previews differ only in the voice
 const KEPT_TRACKS = 24;
 
 /** Dispatches `change` with the name of the voice that plays, undefined for none. */

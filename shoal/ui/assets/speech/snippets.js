@@ -1,4 +1,4 @@
-/** The same speech from a program: requests of /v1/tts as curl, Python and JavaScript. */
+/** Code that generates the same speech: requests of /v1/tts as curl, Python and JavaScript. */
 
 export const LANGUAGES = { curl: "curl", python: "Python", javascript: "JavaScript" };
 

@@ -90,7 +90,7 @@ export class Synthesis extends EventTarget {
     await this.#keepReference(line, from);
   }
 
-  /** Goes on with a line that broke off. The seed makes the same samples again: those that were received are skipped.
+  /** Continues a line that broke off. The seed gives the same samples again; those that were received are skipped.
    *
    * A line that was split since then sounds different and is spoken from its beginning.
    */
@@ -211,7 +211,7 @@ async function* plainAudio(body) {
   }
 }
 
-/** Whether the server refuses only the times of words, which the model may have lost since the page was loaded. */
+/** Returns whether the server refuses only word times: a reloaded model may have none. */
 function refusesTimestamps({ status, detail }) {
   return status === 400 && /^timestamps: /i.test(detail);
 }

@@ -16,7 +16,7 @@ const TRIES = {
     "broke, nobody in the village was afraid of the quiet any more.",
 };
 
-const LONG_CHARACTERS = 280; // set smaller from here on, so that the sound stays in view
+const LONG_CHARACTERS = 280; // longer texts have a smaller font, so that the player stays in view
 
 export class Composer extends EventTarget {
   #dialogue;

@@ -70,6 +70,6 @@ export async function downloadTrack({ samples, rate }, format) {
 export function save(file, name) {
   const link = element("a", { href: URL.createObjectURL(file), download: name });
   link.click();
-  // By then the browser has started the download.
+  // After this time the browser has started the download.
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }

@@ -30,7 +30,7 @@ export class EditDialog extends EventTarget {
     this.#dialog.showModal();
   }
 
-  /** The first press asks, the second deletes. */
+  /** The first press asks for confirmation, the second deletes. */
   #confirmDelete(button) {
     if (button.textContent === "Delete voice") button.textContent = "Delete for good?";
     else this.#change(() => deleteVoice(this.#name), null);
@@ -38,7 +38,7 @@ export class EditDialog extends EventTarget {
 
   async #store(name) {
     if (name !== this.#name) await renameVoice(this.#name, name);
-    this.#name = name; // so that a second try, after an error, does not rename again
+    this.#name = name; // a second try after an error must not rename again
     await describeVoice(name, Object.fromEntries(WORDS.map((word) => [word, byId(`voice-${word}`).value.trim()])));
   }
 

@@ -6,7 +6,7 @@ import { byId, drawing, element } from "./dom.js";
 import { count, duration, factor } from "./words.js";
 
 const EVERY_MILLISECONDS = 1000;
-/** What the card says of an engine process that has ended because the server was idle. */
+/** Texts of the card for an engine process that has ended because the server was idle. */
 const SLEEP = { asleep: "asleep to save memory; the next text wakes it up", waking: "waking up" };
 const KEPT_READINGS = 60;
 const MAX_DRAWN_SLOTS = 96;
@@ -16,7 +16,7 @@ export class EngineView {
   #looking = false;
 
   constructor() {
-    // Nothing of a closed card is in view, so a closed card asks the server for nothing.
+    // Poll only while the card is in view. A closed card is never in view.
     new IntersectionObserver(([{ isIntersecting }]) => (this.#looking = isIntersecting)).observe(byId("engine"));
     this.#watch();
   }
@@ -54,7 +54,7 @@ export class EngineView {
         "Speed",
         `${now.throughput.toFixed(1)}×`,
         sparkline(this.#readings.map(({ throughput }) => throughput)),
-        "Seconds of audio made per second",
+        "Seconds of audio generated per second",
       ),
       tile(
         "Memory in use",
@@ -75,8 +75,8 @@ export class EngineView {
 }
 
 function failureText(problem) {
-  if (problem.status === 401) return "Give a key to see the engine.";
-  if (problem.status === 404) return "This server keeps its figures to itself.";
+  if (problem.status === 401) return "Enter an API key to see the engine.";
+  if (problem.status === 404) return "This server does not publish its metrics.";
   return problem.title ? `${problem.title}.` : "No figures.";
 }
 

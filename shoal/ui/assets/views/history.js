@@ -14,7 +14,7 @@ const ENDINGS = { stopped: "stopped early", broken: "broke off" };
 const OUTLINE_BARS = 40;
 const GONE = {
   title: "This speech is no longer kept",
-  detail: "It was deleted in another tab, or made room for newer ones.",
+  detail: "It was deleted in another tab, or removed to make room for newer speech.",
 };
 
 /** Dispatches `play` and `share` with a speech and its track, `reuse` with a speech. */
@@ -82,7 +82,7 @@ export class HistoryList extends EventTarget {
   }
 }
 
-/** Speech that an earlier version of the page kept has no requests. */
+/** Adds the requests to a speech that an earlier version of the page stored without them. */
 function withRequests(speech) {
   const { requests, options, text, seed, draft } = speech;
   if (requests) return speech;

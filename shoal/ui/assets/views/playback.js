@@ -7,8 +7,8 @@ import { clock, duration, factor } from "./words.js";
 
 const SEEK_SECONDS = 1;
 const SWIMMING_MILLISECONDS = 33;
-const RESTING_MILLISECONDS = 250; // between checks for another size or theme while nothing moves
-const QUIET = 0.08; // below this, quiet sound is drawn as quiet
+const RESTING_MILLISECONDS = 250; // interval of checks for another size or theme while nothing moves
+const QUIET = 0.08; // sound below this peak is not scaled up to the full height
 
 /** Dispatches `turn` when another turn starts playing; null when playback ends. */
 export class PlaybackView extends EventTarget {
@@ -18,7 +18,7 @@ export class PlaybackView extends EventTarget {
   #school = [];
   #outline = { of: null, state: "", bars: [] };
   #drawn = 0;
-  #picture = null; // all that the drawing depends on, if nothing on it moves
+  #picture = null; // everything that the drawing depends on while nothing moves
   #rest = null; // timer of the next frame while nothing moves
   #inView = true;
   #turn = null;
@@ -133,7 +133,7 @@ export class PlaybackView extends EventTarget {
     else this.#rest = setTimeout(() => this.#wake(), RESTING_MILLISECONDS);
   }
 
-  /** Ends the rest between two frames. */
+  /** Draws the next frame without waiting for the timer. */
   #wake() {
     if (this.#rest === null) return; // a frame was requested already
     clearTimeout(this.#rest);
@@ -141,14 +141,14 @@ export class PlaybackView extends EventTarget {
     requestAnimationFrame((now) => this.#frame(now));
   }
 
-  /** Whether the school moves while nothing plays. */
+  /** Returns whether the school moves while nothing plays. */
   #swims(track) {
     if (this.#still.matches) return false;
     const bars = track ? this.#bars(track, this.#school.length) : [];
     return !track || !settled(this.#school, bars);
   }
 
-  /** Whether the canvas shows the present state; remembers the state as drawn. */
+  /** Returns whether the canvas shows the current state, and stores this state as drawn. */
   #isDrawn(track) {
     const { clientWidth, clientHeight } = this.canvas;
     const { lead, speakers } = this.#colors();

@@ -13,7 +13,7 @@ const SLIDERS = [
     max: 1.5,
     step: 0.05,
   },
-  { field: "top_p", title: "Top-p", help: "How unlikely a choice may be.", min: 0.1, max: 1, step: 0.05 },
+  { field: "top_p", title: "Top-p", help: "Lower allows only the likelier choices.", min: 0.1, max: 1, step: 0.05 },
   { field: "top_k", title: "Top-k", help: "Number of choices; 0 is all.", min: 0, max: 200, step: 1 },
   {
     field: "repetition_penalty",
@@ -24,7 +24,7 @@ const SLIDERS = [
     step: 0.05,
   },
   { field: "volume", title: "Volume", help: "Louder or quieter.", min: -20, max: 20, step: 1, fallback: 0, unit: "dB" },
-  // Beside the Speak button.
+  // This slider is beside the Speak button.
   { field: "speed", title: "Speed", min: 0.5, max: 2, step: 0.05, fallback: 1, unit: "×", place: "speed-place" },
 ];
 const UNITS = { dB: "decibels", "×": "times normal speed" };
@@ -70,19 +70,19 @@ export class SamplingForm {
     this.#showSeedProblem();
   }
 
-  /** What is wrong with the seed; null if it can be used. */
+  /** The problem of the seed; null if it can be used. */
   get seedProblem() {
     const text = byId("seed").value.trim();
     return text === "" || SEED.test(text) ? null : WRONG_SEED;
   }
 
-  /** Leads to the field that must be corrected. */
+  /** Opens the settings and focuses the seed, so that the user can correct it. */
   focusSeed() {
     byId("advanced").open = true;
     byId("seed").focus();
   }
 
-  /** Whether the server is asked for the text as the model reads it. */
+  /** True if the page requests the text as the model reads it. */
   get showsText() {
     return byId("show-text").checked;
   }

@@ -34,7 +34,7 @@ export function advance(school, heights, { still }) {
   });
 }
 
-/** Whether every fish stands in its place with its height. */
+/** Returns whether every fish is upright and has the height of its bar. */
 export function settled(school, bars) {
   const near = (value, target) => Math.abs(value - target) < 0.002;
   return school.every((fish, n) => near(fish.turned, 1) && near(fish.height, bars[n]?.height ?? 0));

@@ -1,4 +1,4 @@
-/** Dialog of one speech: download it, or copy the requests that make it again. */
+/** Dialog for a speech: download it, or copy the requests that generate it again. */
 
 import { key } from "../server/client.js";
 import { LANGUAGES, snippet } from "../speech/snippets.js";
@@ -6,7 +6,7 @@ import { readPreference, writePreference } from "../store/preferences.js";
 import { byId, closable, element, showError } from "./dom.js";
 import { FORMAT_NAMES, downloadTrack } from "./download.js";
 
-const NOT_COPIED = { title: "Not copied", detail: "The browser does not allow it here. Select the text and copy it." };
+const NOT_COPIED = { title: "Not copied", detail: "The page may not copy here. Select the text and copy it." };
 
 export class ShareDialog {
   #dialog = closable(byId("share-dialog"));
@@ -55,7 +55,7 @@ export class ShareDialog {
   }
 }
 
-/** Browsers offer the clipboard to pages over https and on localhost only; elsewhere the selection is copied. */
+/** Copies a text. Browsers offer the clipboard only over https and on localhost; elsewhere the selection is copied. */
 async function copyText(node) {
   try {
     await navigator.clipboard.writeText(node.textContent);

@@ -1,4 +1,4 @@
-/** The text of the speech in the player: the word that sounds is marked, and a word that is chosen plays from there.
+/** The text of the speech in the player: the current word is marked, and a click on a word plays from there.
  *
  * One list box with one tab stop. The marked word is not announced: a screen reader would talk over the speech.
  */
@@ -10,8 +10,8 @@ const STEPS = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
 export class SpokenWords {
   #player;
   #track = null;
-  #drawn = []; // of each part: { node, state: the words that are drawn }
-  #marked = null; // the element of the word that sounds
+  #drawn = []; // one entry per part: { node, state: the words that are drawn }
+  #marked = null; // the element of the word that is being spoken
   #cursor = null; // the word that the arrow keys have reached
   #still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -69,7 +69,7 @@ export class SpokenWords {
     return { node, state: "" };
   }
 
-  /** Words that are drawn again are other elements. */
+  /** Finds the marked word and the cursor again after their part was redrawn with new elements. */
   #find(part) {
     const again = (word) => (word?.dataset.part === String(part) ? byId(word.id) : word);
     [this.#marked, this.#cursor] = [again(this.#marked), again(this.#cursor)];
@@ -83,7 +83,7 @@ export class SpokenWords {
     this.#marked?.removeAttribute("aria-current");
     this.#marked = word;
     word?.setAttribute("aria-current", "true");
-    // The reader may be elsewhere in the text.
+    // Do not scroll while the user points at the text or navigates in it.
     if (word && !this.box.matches(":hover, :focus-visible")) this.#show(word);
   }
 
@@ -108,7 +108,7 @@ export class SpokenWords {
     if (event.key === "Enter" || event.key === " ") this.#play(this.#cursor);
     else if (event.key in STEPS) this.#step(STEPS[event.key]);
     else return;
-    // The page's own shortcuts, such as Ctrl+Enter, go on.
+    // Leave the page's own shortcuts, such as Ctrl+Enter, to the page.
     if (!event.ctrlKey && !event.metaKey) event.preventDefault();
   }
 
@@ -120,7 +120,7 @@ export class SpokenWords {
   }
 
   #click(word) {
-    // A drag selects text to be copied.
+    // A drag selects text and plays nothing.
     if (!word || !getSelection().isCollapsed) return;
     this.#point(word);
     this.#play(word);
@@ -135,7 +135,7 @@ export class SpokenWords {
 
 const nameOf = (part, index) => `word-${part}-${index}`;
 
-/** The text of a part: words that have times as elements, the rest between them as it is. */
+/** Returns the text of a part: an element for each word with a time, and strings between them. */
 function contentOf(text, words, part) {
   const found = [];
   let at = 0;

@@ -41,7 +41,7 @@ export class VoicePicker extends EventTarget {
     rowOf(name)?.scrollIntoView({ block: "nearest" });
   }
 
-  /** The words that stand for a voice. */
+  /** Returns the title of a voice, or its name if it has none. */
   titleOf(name) {
     return titleOf(this.voices.find((voice) => voice.name === name) ?? { name, title: "" });
   }
@@ -147,11 +147,11 @@ export function inOrder(voices) {
   return [...voices].sort((a, b) => rank(a) - rank(b) || titleOf(a).localeCompare(titleOf(b)));
 }
 
-/** Whether every word that was typed occurs in what is known of the voice. */
+/** Returns whether every typed word begins a word of the voice's names or description. */
 export function matches(voice, wanted) {
   const { name, title, description, gender, accent, openai_names: names } = voice;
   const known = [name, title, description, gender, accent, ...(names ?? [])].join(" ").toLowerCase();
-  // At the start of a word, so that "male" does not find "female".
+  // Only at the start of a word, so that "male" does not find "female".
   return wanted.split(/\s+/).every((word) => ` ${known}`.includes(` ${word}`));
 }
 
@@ -159,7 +159,7 @@ const isDefault = (voice) => voice.default;
 const titleOf = ({ name, title }) => title || name;
 const rowOf = (name) => byId("voices").querySelector(`[data-name="${CSS.escape(name ?? "")}"]`);
 
-/** A model with a default voice has no voice of its own. */
+/** Returns the row of the model's own voice. A model with a default voice has none. */
 function unnamed(voices) {
   return voices.some(isDefault) ? [] : [OWN];
 }
