@@ -1,7 +1,7 @@
 """Load a model as numpy arrays, without torch, for the native backend.
 
 Reads what `shoal quantize` and the export of `nano` write: safetensors of one file, int8 or float16 or float32, weight
-norm folded. Everything else is refused and needs `load_checkpoint`. The arrays have the values of its modules.
+norm folded. Everything else is refused and needs `load_checkpoint`. The arrays hold the same values as its modules.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class ArrayCheckpoint:
 
     @property
     def prompt_seconds(self) -> float:
-        """Seconds of recordings that fit into a prompt which has nothing else."""
+        """Seconds of recordings that fit into a prompt without text."""
         return prompt_seconds(self.model.config, self.codec.config)
 
 

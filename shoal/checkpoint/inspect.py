@@ -53,7 +53,7 @@ class LanguageModelInfo:
     codebooks: int
     codebook_size: int
     vocabulary: int
-    kv_bytes_per_token: int  # at 16 bits per value
+    kv_bytes_per_token: int  # with 16-bit values
     quantization: str | None
 
     @classmethod

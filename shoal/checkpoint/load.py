@@ -53,7 +53,7 @@ class Checkpoint:
 
     @property
     def prompt_seconds(self) -> float:
-        """Seconds of recordings that fit into a prompt which has nothing else."""
+        """Seconds of recordings that fit into a prompt without text."""
         return prompt_seconds(self.model.config, self.codec.config)
 
 
@@ -149,7 +149,7 @@ def read_model_file(path: Path) -> dict[str, Tensor]:
 def insert_quantized_layers(module: nn.Module, stored: Mapping[str, Tensor]) -> None:
     """Replace layers whose stored tensors are quantized by uninitialized quantized layers. Raises CheckpointError.
 
-    The tensors decide. Upstream goes by the directory's name, and directories are renamed.
+    Only the tensors decide. Upstream goes by the directory's name, which users may change.
     """
     modules = dict(module.named_modules())
     for name, scales in stored.items():
@@ -167,7 +167,7 @@ def insert_quantized_layers(module: nn.Module, stored: Mapping[str, Tensor]) -> 
 
 
 def _quantized_layer(plain: nn.Module, weight: Tensor, scales: Tensor) -> nn.Module | None:
-    """Return the layer for such a weight; None if there is none, as for embeddings."""
+    """Return the quantized layer for a weight; None for modules without one, such as embeddings."""
     if isinstance(plain, nn.Conv1d | nn.ConvTranspose1d):
         return Int8Conv(plain)
     if not isinstance(plain, nn.Linear):

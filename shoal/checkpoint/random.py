@@ -154,7 +154,7 @@ def synthetic_tokenizer(config: DualARConfig) -> Tokenizer:
 
 
 def write_synthetic_tokenizer(directory: Path, config: DualARConfig) -> None:
-    """Write such a tokenizer in the S1 layout; the released vocabularies may not be distributed with random weights."""
+    """Write a synthetic tokenizer in the S1 layout; random weights may not come with a released vocabulary."""
     text_ids = config.semantic_begin_id - len(config.family.control_tokens)
     lines = [f"{base64.b64encode(_token_bytes(rank)).decode()} {rank}" for rank in range(text_ids)]
     (directory / "tokenizer.tiktoken").write_text("\n".join(lines) + "\n")

@@ -1,1 +1,1 @@
-"""Words to prompt grid: cleaning, normalising, splitting, tokenising, and the two prompt formats of the Fish family."""
+"""Text -> prompt grids: cleaning, normalization, splitting, tokenizers, and the prompt formats of the Fish family."""

@@ -5,7 +5,7 @@ import re
 from shoal.errors import TextError
 from shoal.text.tokenizer import Tokenizer, check_unicode, without_speaker_tags
 
-# The ranges that were removed in training; the models have seen other emoji.
+# Emoji that were removed from the training texts. The models have seen others.
 TRAINING_EMOJI = "\U0001f600-\U0001f64f\U0001f300-\U0001f5ff\U0001f680-\U0001f6ff\U0001f1e0-\U0001f1ff"
 
 # These characters have no sound, and inside a word they change its tokens. Tab and line ends stay.

@@ -63,7 +63,7 @@ STRONG = {
         twój jego jej ich dzień dobry dziękuję proszę dzisiaj jutro wczoraj
         """,
 }
-# The same for words that also occur in English or in names: they only count beside strong ones.
+# Function words that also occur in English or in names. They count only in a text that has enough words of STRONG.
 WEAK = {
     "French": "le la de des du un en au aux ce son sa ma ta lui on par pour plus a l d",
     "German": "der die den des im am an in so bin war hat will man was mit um",
@@ -85,7 +85,7 @@ ENGLISH = frozenset(
 )
 ACCENTS = re.compile("[àâãäåçèéêëìíîïñòóôõöøùúûüýæœßąćęłńśźż]")
 MIN_WORDS = 4  # "pas de deux" is English
-MIN_STRONG, MIN_EVIDENCE = 2, 3  # different words
+MIN_STRONG, MIN_EVIDENCE = 2, 3  # numbers of different words: of STRONG, and of STRONG and WEAK together
 MIN_SHARE = 0.33  # fraction of all words
 MAX_ENGLISH = 0.25  # English function words per word of evidence
 
@@ -108,7 +108,7 @@ def foreign_language(text: str) -> str | None:
 
 
 def _evidence(counts: Counter[str], language: str, accented: int) -> int:
-    """Return how many words of a text speak for a language; 0 if there are too few different ones."""
+    """Return the number of words of a text that indicate a language; 0 if too few different ones occur."""
     strong = _STRONG_WORDS[language] & counts.keys()
     weak = _WEAK_WORDS[language] & counts.keys()
     if len(strong) < MIN_STRONG or len(strong) + len(weak) + bool(accented) < MIN_EVIDENCE:

@@ -1,6 +1,7 @@
-"""Lexicons: how words are read, as a respelling or as phonemes, from a table or a W3C PLS document.
+"""Lexicons: readings of words, as respellings or as phonemes, from a table or a W3C PLS document.
 
-A word in lower case matches in any case; with a capital it matches only as written. A possessive 's stays.
+A word in lower case matches in any case; with a capital it matches only as written. A possessive 's after a word is
+kept.
 """
 
 import re
@@ -32,7 +33,7 @@ PLS_ELEMENTS = ("lexicon", "lexeme", "grapheme", "phoneme", "alias", "example", 
 def pronunciation(written: str, reading: str) -> Pronunciation:
     """Return the entry of a word: `/R EH1 D/` are phonemes (Arpabet or IPA), anything else is a respelling.
 
-    Raises TextError for what is empty, too long, or not a phoneme.
+    Raises TextError for a word or reading that is empty or too long, and for an unknown phoneme.
     """
     written, reading = written.strip(), reading.strip()
     if not 0 < len(written) <= MAX_WORD or not any(map(str.isalnum, written)):
@@ -45,7 +46,7 @@ def pronunciation(written: str, reading: str) -> Pronunciation:
 
 
 class Lexicon:
-    """Entries by their first piece, so that a text is matched in one pass."""
+    """Readings of words, indexed by the first piece of each word so that a text is matched in one pass."""
 
     def __init__(self, entries: Iterable[Pronunciation] = (), base: "Lexicon | None" = None) -> None:
         """Later entries replace earlier ones for the same word, and those of `base`."""
@@ -59,7 +60,7 @@ class Lexicon:
         return bool(self.entries) or bool(self._base)
 
     def apply(self, text: str, *, phonemes: bool) -> str:
-        """Return the text with its words replaced by their readings; `phonemes` is whether the model reads them.
+        """Return the text with its words replaced by their readings; `phonemes`: the model reads phoneme tags.
 
         Raises TextError for a word whose only reading is phonemes when the model has none.
         """
@@ -75,7 +76,7 @@ class Lexicon:
     def _matches(self, text: str) -> Iterator[tuple[int, int, Pronunciation]]:
         """Yield start, end and entry of the words, from left to right and without overlap."""
         lower = _lower(text)
-        # Phonemes and speaker tags are not words; their ends, so that a piece inside one is skipped.
+        # End of each phoneme or speaker tag, by its start: pieces inside a tag are not words and are skipped.
         untouched = {match.start(): match.end() for match in UNTOUCHED.finditer(text)}
         end = 0
         for piece in PIECE.finditer(text):
@@ -104,7 +105,10 @@ def read_lexicon(path: Path) -> Lexicon:
 
 
 def lexicon_hash(path: Path | None) -> str:
-    """Return the hash of a lexicon, "" for none: speech is generated again when it changes. Raises InvalidRequest."""
+    """Return the hash of a lexicon, or "" for None. Batches and books speak again when it changes.
+
+    Raises InvalidRequest for a file that is no lexicon.
+    """
     if path is None:
         return ""
     read_lexicon(path)
@@ -127,7 +131,7 @@ def parse_lexicon(path: Path) -> tuple[list[Pronunciation], list[str]]:
 
 
 def lexicon_problems(entries: Iterable[Pronunciation], *, phonemes: bool) -> list[str]:
-    """Return what is wrong with entries that can be read: double words, and phonemes for a model that reads none."""
+    """Return the problems of valid entries: repeated words, and phonemes for a model that does not read them."""
     problems, seen = [], set[str]()
     for entry in entries:
         if entry.written in seen:
@@ -215,7 +219,7 @@ def _reading(entry: Pronunciation, suffix: str, *, phonemes: bool) -> str:
 
 
 def _precedence(entry: Pronunciation) -> tuple[int, bool]:
-    """Longer words first; of equal ones, the one with capitals, which is more specific."""
+    """Return a sort key: longer words first, and of equally long ones those with capitals, which are more specific."""
     return -len(entry.written), entry.written == _lower(entry.written)
 
 

@@ -20,10 +20,11 @@ MARKUP_LINE = re.compile(
     r"^ {0,3}(?:#{1,6}[ \t]|>|[-+][ \t]|\d{1,9}[.)][ \t])|^ {0,3}(?:=+|-{2,}|(?:- ?){3,})[ \t]*$",
     re.MULTILINE,
 )
-# "5*3*2" is a product, not "5" followed by an emphasised "3"; "> 5" compares.
+# The "*" of "5*3*2" is a multiplication sign, not emphasis. The ">" of "> 5" at the start of a line compares numbers
+# and is not a quotation.
 PRODUCT_SIGN = re.compile(r"(?<=\d)\*(?=\d)")
 COMPARISON_AT_LINE_START = re.compile(r"^( {0,3})>(?=[ \t]?[$£€¥₹]?\.?\d)", re.MULTILINE)
-# "[Alice]: Hello" names a speaker; a link definition has an address.
+# "[Alice]: Hello" names a speaker. Only "[name]: address" is a link definition.
 NO_LINK_DEFINITION = re.compile(
     r"^( {0,3})(\[[^\]\n]{1,200}\]:)(?![ \t]*(?:<|https?://|www\.|mailto:|[/#]))", re.MULTILINE
 )
@@ -51,7 +52,7 @@ def plain_text(text: str) -> str:
 
 
 def has_markup(text: str) -> bool:
-    """Return whether a text may have markup; some texts without any do, too."""
+    """Return whether a text may have markup. The result may be True for a text without markup."""
     find_line = MARKUP_LINE.search if "\n" in text else MARKUP_LINE.match
     return bool(MARKUP_CHARACTER.search(text) or find_line(text))
 
@@ -60,7 +61,7 @@ def has_markup(text: str) -> bool:
 def _parser() -> "MarkdownIt":
     from markdown_it import MarkdownIt
 
-    # Indented code is off: text that happens to be indented is prose.
+    # Without indented code blocks: indented text is prose.
     return MarkdownIt("commonmark", {"maxNesting": 20}).enable(["table", "strikethrough"]).disable(["code"])
 
 
@@ -171,7 +172,7 @@ def strip_tags(text: str) -> str:
 
 
 def _without_unread(text: str) -> str:
-    """Return the text without scripts and styles; the words after one that is never closed stay.
+    """Return the text without scripts and styles. The words after an element that is never closed are kept.
 
     Linear: a search for a closing tag begins where the last one ended, and a name that is not closed is searched once.
     """
@@ -192,7 +193,7 @@ def _without_unread(text: str) -> str:
 
 
 def _line_end(parts: list[str]) -> str:
-    """Return what a forced line break reads as: a short pause, unless punctuation makes one."""
+    """Return the text for a forced line break: a comma for a short pause, unless punctuation makes one."""
     before = next((part.rstrip() for part in reversed(parts) if part.strip()), "")
     return "\n" if not before or before.rstrip(CLOSERS).endswith(TERMINAL) else ",\n"
 

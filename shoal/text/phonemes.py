@@ -21,7 +21,7 @@ CONSONANTS = frozenset(
 ASCII_CAPITALS = re.compile("[A-Z]")  # Arpabet has capitals, IPA small letters
 PHONE = re.compile(r"([A-Z]{1,2})([0-2]?)")
 
-# Longest first within a position; British and American symbols of the English sounds.
+# British and American symbols of the English sounds. At each position the longest symbol matches first.
 IPA = {
     "tʃ": "CH", "t͡ʃ": "CH", "dʒ": "JH", "d͡ʒ": "JH", "aɪ": "AY", "aʊ": "AW", "eɪ": "EY", "oʊ": "OW", "əʊ": "OW",
     "ɔɪ": "OY", "ɜː": "ER", "ɝː": "ER", "ɪə": "IH R", "eə": "EH R", "ʊə": "UH R", "ɑː": "AA", "ɔː": "AO", "iː": "IY",

@@ -158,7 +158,7 @@ def _readings(request: SpeechRequest, lexicon: Lexicon | None) -> Lexicon:
 
 
 def _words(text: str, request: SpeechRequest, rules: TextRules) -> str:
-    """Return what may contain words: style tags do not, for a model that would not read them."""
+    """Return the text without speaker tags, and without style tags for a model that does not know them."""
     text = without_speaker_tags(text)
     return drop_style_tags(text) if rules.english_words and request.normalize else text
 

@@ -28,7 +28,7 @@ class Break(IntEnum):
     ANYWHERE = 3
 
 
-# Bounded lengths: a page in brackets is not a marker, a thousand digits are not a number.
+# Lengths are bounded, so that a page of text in brackets is not a marker and a thousand digits are not a number.
 TAG = r"<\|speaker:[0-9]{1,9}\|>"
 MARKER = r"\([^()\[\]\r\n]{1,64}\)|\[[^()\[\]\r\n]{1,64}\]"
 NUMBER = r"[$€£¥]?\d{1,32}(?:(?:[.,:/'’–-]|[ \u00a0\u202f](?=\d{3}(?!\d)))\d{1,32}){0,8}[%‰°]?[A-Za-z]{0,3}"
@@ -54,7 +54,7 @@ ABBREVIATION = re.compile(
     r"|(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}|[^\W\d_]",
     re.IGNORECASE,
 )
-# Ordinary words or endings, unless a number follows: "No. 5", "Fig. 3".
+# Abbreviations only before a number ("No. 5", "Fig. 3"); otherwise these are words or ends of words.
 ABBREVIATION_OF_NUMBER = re.compile("nos?|figs?|vols?|pp?|ch|sec|eq|art", re.IGNORECASE)
 LIST_NUMBER = re.compile(r"\d{1,3}")
 

@@ -1,7 +1,7 @@
 """Words of a text as it was written, and which of them each spoken word belongs to.
 
 Normalization rewrites a text in many steps that keep no positions. A written word is therefore matched with the spoken
-ones by its own reading: "$12.50" alone reads "twelve dollars fifty", so these three words of the spoken text are its.
+ones by its own reading: "$12.50" alone reads "twelve dollars fifty", so these three spoken words belong to it.
 Where a word reads differently in its context, the words between two matches are divided in proportion to their length.
 """
 
@@ -97,7 +97,7 @@ def bare_word(word: str) -> str:
 
 
 def letters(word: str) -> str:
-    """Return what two spellings of a word have in common: its letters and digits in lower case."""
+    """Return the letters and digits of a word in lower case, to compare two spellings."""
     return NOT_LETTERS.sub("", word).lower()
 
 

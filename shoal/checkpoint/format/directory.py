@@ -91,7 +91,7 @@ def find_model_file(directory: Path) -> Path:
 
 
 def find_codec(source: Path) -> tuple[Path, CodecConfig]:
-    """Return weights file and configuration: that of `codec.json` beside the weights, or the released codec's."""
+    """Return the weights file and configuration of a codec: from `codec.json` beside the weights, or as released."""
     candidates = [source] if source.is_file() else [source / name for name in CODEC_FILES]
     for weights in candidates:
         if weights.is_file():
@@ -124,5 +124,5 @@ def builtin_voices(directory: Path | None) -> tuple[Path, ...]:
 
 
 def prompt_seconds(model: DualARConfig, codec: CodecConfig) -> float:
-    """Return the seconds of recordings that fit into a prompt which has nothing else."""
+    """Return the seconds of recordings that fit into a prompt without text."""
     return model.max_prompt / codec.frame_rate

@@ -21,12 +21,12 @@ ACCEPTED_TYPES: dict[object, tuple[type, ...]] = {int: (int,), float: (int, floa
 class Alignment:
     """Attention heads that follow the text while the model speaks it, for word times.
 
-    `shoal align calibrate` finds them. A model without such heads has none, and the quality that was reached.
+    `shoal align calibrate` finds them. If it finds none, `heads` is empty and `quality` is the best that was reached.
     """
 
     heads: tuple[tuple[int, int], ...] = ()  # (layer, head)
     quality: float = 0.0  # share of attention on the word that is spoken, times the share of words that were found
-    lead_frames: float = 1.0  # frames by which attention is ahead of the sound
+    lead_frames: float = 1.0  # frames by which attention precedes the sound
 
     def __post_init__(self) -> None:
         if len(set(self.heads)) != len(self.heads) or list(self.heads) != sorted(self.heads):
@@ -42,12 +42,12 @@ class ModelProfile:
     sampling: SamplingParams = field(default=SamplingParams())
     chunk_bytes: int = 600  # longest turn in bytes of UTF-8
     context_tokens: int = 0  # longest prompt, in tokens, that may contain earlier turns; 0: the model's maximum
-    normalize: bool = False  # whether numbers, dates and symbols are spelled out first
+    normalize: bool = False  # numbers, dates and symbols are spelled out first
     max_characters: int = 20_000
     sentence_turns: bool = False  # one sentence per turn; for models that leave out short ones inside a longer turn
     min_duration: float = 0.25  # shortest accepted turn, as a fraction of the time to read it at an ordinary rate
-    hold_seconds: float = 0.0  # streams: audio of a turn that is held back, so that a turn that ends in it is retried
-    clones: bool = True  # whether the model speaks with the voice of a recording
+    hold_seconds: float = 0.0  # seconds of a streamed turn that are held back: a turn that ends within them is retried
+    clones: bool = True  # the model speaks with the voice of a recording
     voice: str | None = None  # voice of requests that name none; None: the model chooses one
     alignment: Alignment | None = None  # None: `shoal align calibrate` has not been run
 

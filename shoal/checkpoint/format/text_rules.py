@@ -1,4 +1,4 @@
-"""Rules by which a model's texts are read and split, from its profile, family and vocabulary; no weights are read."""
+"""Text rules of a model, from its profile, family and vocabulary, without reading its weights."""
 
 from functools import cache, lru_cache
 
@@ -47,12 +47,12 @@ def _rules(profile: ModelProfile, family: Family, *, reads_phonemes: bool) -> Te
     )
 
 
-@cache  # built for every request otherwise
+@cache  # used by every request
 def _control_tokens(family: Family) -> frozenset[str]:
     return frozenset(family.special_tokens(codes=0))
 
 
-@lru_cache(maxsize=8)  # asked for every request
+@lru_cache(maxsize=8)  # used by every request
 def reads_phonemes(tokenizer: Tokenizer, *, phonemes: bool) -> bool:
     """Return whether a vocabulary has the phoneme tags; `phonemes`: the model's family was trained on them."""
     try:

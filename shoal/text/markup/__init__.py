@@ -1,1 +1,1 @@
-"""Markup in texts: pauses, SSML and escapes. Markup becomes segments; what is spoken of them is decided later."""
+"""Markup in texts: pauses, SSML and escapes. Markup is parsed into segments; `plan.py` decides how they are spoken."""

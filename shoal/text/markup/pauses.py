@@ -11,9 +11,9 @@ PAUSE = re.compile(
 )
 ATTRIBUTES = re.compile(r"""\s+(time|strength)\s?=\s?(?:"([^"<>]{0,32})"|'([^'<>]{0,32})')""")
 TIME = re.compile(r"\s{0,4}\+?(\d{1,6}(?:\.\d{1,6})?|\.\d{1,6})\s?(ms|s)\s{0,4}")
-# Seconds of the strengths that SSML names.
+# Seconds of a pause, by SSML's name of its strength.
 STRENGTHS = {"none": 0.0, "x-weak": 0.1, "weak": 0.25, "medium": 0.5, "strong": 1.0, "x-strong": 1.5}
-# The words stay and the brackets go: a model that knows style tags would take them for one.
+# Escaped brackets are removed and their words are kept: a model that knows style tags would read them as a tag.
 ESCAPED = re.compile(r"\\[\[(]([^\[\]()\\\n]{0,200})\\?[\])]")
 
 

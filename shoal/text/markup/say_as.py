@@ -17,7 +17,7 @@ MAX_CHARACTERS = 200
 
 
 def say_as(text: str, interpret_as: str, format: str = "") -> str:
-    """Return the words of a text. Raises TextError for an unknown interpretation, or a text that does not fit it."""
+    """Return the reading of a text. Raises TextError for an unknown interpretation, or a text that does not fit it."""
     if interpret_as not in READINGS:
         raise TextError(f"say-as cannot interpret {interpret_as[:32]!r}: use {', '.join(READINGS)}")
     if len(text) > MAX_CHARACTERS:

@@ -11,7 +11,7 @@ from shoal.text.markup.xml_reader import read_xml
 from shoal.text.phonemes import arpabet, tagged
 
 SPEAK = re.compile(r"\s*(?:<\?xml[^<>]{0,200}\?>\s*)?(?:<!--.{0,1000}?-->\s*)?<speak[\s>/]", re.DOTALL)
-# Attributes that each element takes; `xml:lang`, `xmlns` and what belongs to the document are accepted and not used.
+# Attributes by element. Attributes of the document (`xml:lang`, `xmlns`, `xsi:…`) are accepted everywhere and ignored.
 ATTRIBUTES = {
     "speak": {"version"},
     "p": set[str](),
@@ -23,7 +23,7 @@ ATTRIBUTES = {
     "prosody": {"rate", "volume"},
     "voice": {"name"},
 }
-REPLACING = ("sub", "say-as", "phoneme")  # their content is replaced by something else
+REPLACING = ("sub", "say-as", "phoneme")  # elements whose content is replaced by their reading
 RATES = {"x-slow": 0.5, "slow": 0.75, "medium": 1.0, "default": 1.0, "fast": 1.25, "x-fast": 1.5}
 VOLUMES = {"x-soft": -12.0, "soft": -6.0, "medium": 0.0, "default": 0.0, "loud": 6.0, "x-loud": 12.0}
 PERCENT = re.compile(r"([+-]?)(\d{1,4}(?:\.\d{1,4})?)%")
@@ -42,9 +42,9 @@ def is_ssml(text: str) -> bool:
 
 
 def parse_ssml(text: str, *, phonemes: bool) -> list[Segment]:
-    """Return the passages and pauses of a document; `phonemes` is whether the model reads them.
+    """Return the passages and pauses of a document; `phonemes`: the model reads phoneme tags.
 
-    Without it the words inside a `phoneme` element are spoken. Raises TextError with line and column.
+    For other models the words inside a `phoneme` element are spoken. Raises TextError with line and column.
     """
     builder = SegmentBuilder(phonemes)
     read_xml(text, builder, "SSML")

@@ -1,4 +1,4 @@
-"""Hardened XML reader: no document type, no entities of its own, bounded depth; errors carry line and column."""
+"""Hardened XML reader: no document types or entity declarations, bounded depth; errors carry line and column."""
 
 from collections.abc import Callable
 from typing import NoReturn, Protocol
@@ -11,7 +11,7 @@ MAX_DEPTH = 32
 
 
 class Handler(Protocol):
-    """Receives the elements of a document in order; may raise TextError, which then carries the place."""
+    """Receives the elements of a document in order. The reader adds line and column to its TextErrors."""
 
     def start(self, name: str, attributes: dict[str, str]) -> None: ...
     def end(self, name: str) -> None: ...
@@ -19,7 +19,7 @@ class Handler(Protocol):
 
 
 def read_xml(document: str, handler: Handler, kind: str) -> None:
-    """Parse a document. Raises TextError, `KIND line 1, column 8: ...`, for what is malformed or refused."""
+    """Parse a document. Raises TextError, `KIND line 1, column 8: ...`, if it is malformed or refused."""
     check_unicode(document)
     parser = expat.ParserCreate("utf-8")
     opened: list[str] = []
@@ -55,7 +55,7 @@ def read_xml(document: str, handler: Handler, kind: str) -> None:
 
 
 def _reason(code: int, opened: list[str]) -> str:
-    """Return expat's message, and what to write instead where that is known."""
+    """Return expat's message, with a correction for common errors."""
     message = expat.errors.messages.get(code, "not well-formed")
     if message == expat.errors.XML_ERROR_INVALID_TOKEN:
         return f"{message}: write &amp; for & and &lt; for <"

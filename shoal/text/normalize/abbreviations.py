@@ -7,7 +7,8 @@ from shoal.text.normalize.months import MONTH_OF
 from shoal.text.normalize.prefilter import DIGITS, Prefiltered
 from shoal.text.normalize.quantities import read_apart
 
-# Words that begin a sentence after an abbreviation: "Acme Inc. She left." A name does not: "the U.S. Congress".
+# A word of this list after an abbreviation begins a sentence: "Acme Inc. She left." Other capitalized words may be
+# names: "the U.S. Congress".
 STARTERS = (
     "A|After|All|Also|An|And|Are|As|At|Be|Because|Before|Both|But|By|Can|Could|Did|Do|Does|Each|Even|Every|For|From"
     "|Had|Has|Have|He|Her|Here|His|How|However|I|If|In|Is|It|Its|Just|Let|Many|Maybe|Most|My|No|Not|Now|On|Once|One"
@@ -24,11 +25,11 @@ DOTTED_LETTERS = Prefiltered(
 )
 DOTTED_READINGS = {"e.g": "for example", "i.e": "that is"}
 
-# A word consists of letters: adjacent digits and symbols become separate words.
+# An abbreviation may touch digits and symbols, which become separate words, but not letters.
 WORD_START = r"(?<![A-Za-z])(?<![A-Za-z]['-])"
 WORD_END = r"(?![A-Za-z])(?!['-][A-Za-z])"
 
-# Only capitalized: not in "rev the engine" or "250 ms".
+# Titles are capitalized: "rev" in "rev the engine" and "ms" in "250 ms" are none.
 TITLES = {
     "Mr": "Mister",
     "MR": "Mister",
@@ -57,7 +58,8 @@ ABBREVIATIONS = {
     "tbsp": "tablespoon",
     "bldg": "building",
 }
-# Words, or parts of words, unless followed by a dot. After a number they are its suffix: "the 3rd."
+# Abbreviations only with a dot; without one they are words or parts of words. After a number they are its suffix:
+# "the 3rd."
 DOTTED_ABBREVIATIONS = {
     "gen": "general",
     "col": "colonel",
@@ -81,7 +83,7 @@ DOTTED_ABBREVIATIONS = {
     "rte": "route",
     "pkwy": "parkway",
     "misc": "miscellaneous",
-    # "jun.", "jul.", "mar." and "sep." end sentences as names and words.
+    # Without "jun.", "jul.", "mar." and "sep.": these are also names or words that end a sentence.
     **{short: MONTH_OF[short.title()] for short in ("jan", "feb", "apr", "aug", "sept", "oct", "nov", "dec")},
 }
 NUMBERED = {
@@ -133,7 +135,7 @@ TITLE = Prefiltered(
 )
 ABBREVIATION = re.compile(
     rf"{WORD_START}(?:(?!(?<=\d)tb?sp|(?<=\d\s)tb?sp)({'|'.join(ABBREVIATIONS)}){WORD_END}\.?"
-    # Feet, as in "6 ft. tall", are read with their number.
+    # Not "ft." after a number, as in "6 ft. tall": it is read with the number.
     rf"|(?<!\d)(?!(?<=\d\s)ft)({'|'.join(DOTTED_ABBREVIATIONS)})\.)"
     r"(?=(?-i:(\s+[A-Z])?))",
     re.IGNORECASE,

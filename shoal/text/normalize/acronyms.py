@@ -5,7 +5,7 @@ import re
 READ_AS_WORDS = frozenset(
     ("HMM", "SHH", "PSST", "PFFT", "TSK", "BRR", "GRR", "ZZZ", "JPEG", "MPEG", "JSON", "YAML", "NASDAQ", "CMOS")
 )
-# Consonants that English words of two to six letters begin and end with, as they are written.
+# Written consonants at the beginning and at the end of English words of two to six letters.
 ONSETS = (
     "B BL BR C CH CHR CL CR CZ D DR DW F FJ FL FR G GH GL GN GR H J K KH KL KN KR KW L LL M N P PH PHL PHR PL "
     "PR PS Q R RH S SC SCH SCHW SCR SH SHR SK SL SM SN SP SPH SPL SPR SQ ST STR SV SW T TH THR THW TR TS TW V "
@@ -17,11 +17,11 @@ CODAS = (
     "RC RCH RD RF RG RK RL RLD RM RMTH RN RNT RP RR RRH RSH RST RT RTH RTZ S SC SH SK SM SP SS ST T TCH TH THM "
     "TT TZ V W WD WK WL WN WT WTH X XT XTH Z ZZ"
 )
-# Vowels that no short English word begins with: "EOD", "UAW".
+# Excludes vowels that no short English word begins with: "EOD", "UAW".
 PRONOUNCEABLE = re.compile(
     rf"(?!EO(?!N)|IA(?!N)|UA|UE|UO|OE)(?:{'|'.join(ONSETS.split())})?[AEIOUY](?:[A-Z]*[AEIOUY])?(?:(?:{'|'.join(CODAS.split())})S?)?"
 )
-# Could be read as words, and are spelled.
+# Acronyms that could be read as words, but are spelled.
 SPELLED = frozenset(
     """
     AC AI AM API APIS ASAP ATM BA BBC CEO CFO CIA CIO CO COO CPU CTO DC DIY DNA DOA EDM ESL EST ETA EU EV
@@ -30,7 +30,7 @@ SPELLED = frozenset(
     UPS URI URL US USA USB USD USSR UTC UV UX VAT VIP
     """.split()  # noqa: SIM905 - a list of a hundred strings would take a page
 )
-# Also English words: in a shouted sentence they are that.
+# Acronyms of SPELLED that are also English words. In a sentence in capitals they are read as words.
 WORDS_TOO = frozenset(("AM", "EST", "ID", "IT", "LA", "LED", "PA", "UPS", "US", "CO", "AC", "POW"))
 CAPITALS = re.compile(r"(?<![\w'])([A-Z]{2,6})(s|'s)?(?![\w'])")
 TRAILING_CAPITALS = re.compile(r"(?<=[a-z])([A-Z]{2,5})(s?)(?![\w'])")
@@ -52,7 +52,7 @@ def _spell(match: re.Match[str]) -> str:
 
 
 def _spell_trailing(match: re.Match[str]) -> str:
-    """ChatGPT, macOS: capitals at the end of a word are an acronym of their own."""
+    """Spell capitals at the end of a word as an acronym of their own: ChatGPT, macOS."""
     word = match[1]
     if not (_unpronounceable(word) or word in SPELLED):
         return match[0]
@@ -60,7 +60,7 @@ def _spell_trailing(match: re.Match[str]) -> str:
 
 
 def _unpronounceable(word: str) -> bool:
-    """Return whether no English word sounds like that: no vowel, or consonants that no word begins or ends with."""
+    """Return whether a word has no vowel, or consonants that no English word begins or ends with."""
     return word not in READ_AS_WORDS and PRONOUNCEABLE.fullmatch(word) is None
 
 

@@ -1,6 +1,6 @@
 """Currency signs and codes, with the words they are read as."""
 
-# Sign: one, many, one hundredth, many hundredths. Empty where the currency has no hundredths in use.
+# By sign: singular and plural of the currency and of its hundredth, which is empty if it is not in use.
 CURRENCIES = {
     "$": ("dollar", "dollars", "cent", "cents"),
     "£": ("pound", "pounds", "penny", "pence"),

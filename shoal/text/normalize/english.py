@@ -125,7 +125,7 @@ def normalize(text: str) -> str:
 
 
 def settle(text: str) -> str:
-    """Expand until stable: tidying exposes further abbreviations, as in `(in Jan).`. Ends, as readings contain none."""
+    """Expand until stable: tidying exposes abbreviations, as in `(in Jan).`. Readings contain none, so it ends."""
     while (settled := spell_capitals(tidy(expand_abbreviations(speak_ranges_of_names(speak_roman(text)))))) != text:
         text = settled
     return text

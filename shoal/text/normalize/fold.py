@@ -100,20 +100,20 @@ OTHER = re.compile(r"[^\x20-\x7e\n]")
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 # Exponents follow a number or a variable; after a word, and for ¹ alone, they are footnote numbers.
 EXPONENT = re.compile(r"(?:(?<=\d)|(?<=\b[A-Za-z]))(?!¹(?![⁰¹²³⁴-⁹]))[⁺⁻]?[⁰¹²³⁴-⁹]{1,18}")
-# "2½" would decompose to "21/2", so a space is inserted first.
-# Areas and volumes: "km²". A unit of two letters is not a variable.
+# Areas and volumes: "km²". EXPONENT does not match after a unit, which is not a single letter.
 UNIT_POWER = re.compile(r"(?<=\d|\s|/)(km|cm|mm|ft|in|mi|yd)([²³])")
 RATED = re.compile(r"(?<![★☆⭐])([★⭐]{1,10})(☆{0,9})(?![★☆⭐])")
+# "2½" would decompose to "21/2", so a space is inserted first.
 MIXED_FRACTION = re.compile(r"(?<=\d)(?=[¼½¾⅐-⅞])")
 
 
-# Greek letters stand for quantities in English text; a Greek word is not one.
+# Single Greek letters stand for quantities in English text. Greek words are refused.
 GREEK = {
     **dict(zip("αβγδεζηθικλμνξοπρστυφχψω", GREEK_NAMES, strict=True)),
     **dict(zip("ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩ", GREEK_NAMES, strict=True)),
 }
 WORD = re.compile(r"[^\W\d_]+")
-# Letters outside the Latin blocks and the letter-like symbols, which fold to ASCII.
+# Letters that do not fold to ASCII: all but the Latin blocks and the letter-like symbols.
 FOREIGN = re.compile(r"[^\u0000-\u024f\u0300-\u036f\u1e00-\u1eff\u2070-\u218f\ufb00-\ufb06\uff21-\uff5a]")
 
 

@@ -1,4 +1,4 @@
-"""Names made of letters, digits and dots that are read by habit: file names, rooms, flights, emergency numbers."""
+"""Names of letters, digits and dots with customary readings: file names, rooms, flights, emergency numbers."""
 
 import re
 
@@ -32,7 +32,7 @@ READ_IN_PARTS = (
 NUMBERED_PLACE = Prefiltered(
     rf"\b((?i:{READ_IN_PARTS})s?\.?\s+#?(?:[A-Z]-?)?)(\d{{3,4}})(?![\w%°$€£])(?![.,:/-]?\d)", any_of=DIGITS
 )
-# Two-letter airline codes; attached to digits any two capitals are read so.
+# Two-letter airline codes before a space and a number. Directly before digits, any two capitals are read as a code.
 AIRLINES = "AA|AC|AF|AI|AY|AZ|BA|CX|DL|EK|EY|FR|IB|JL|KL|LH|LX|NH|NZ|OS|QF|QR|SA|SK|SN|SQ|TK|TP|UA|US|VS|WN"
 FLIGHT_NUMBER = Prefiltered(
     rf"(?<![\w-])(?:([A-Z]{{2}})|({AIRLINES})\s)(\d{{3,4}})(?![\w%°-])(?![.,:/]\d)", any_of=DIGITS
@@ -48,7 +48,7 @@ STATES = (
     "AK|AL|AR|AZ|CA|CO|CT|DC|DE|FL|GA|IA|ID|IL|KS|KY|LA|MA|MD|MI|MN|MO|MS|MT|NC|ND|NE|NH|NJ|NM|NV|NY|PA|RI|SC|SD|TN|TX|UT"
     "|VA|VT|WA|WI|WV|WY"
 )
-# These are words too ("Well, OK"): a state only before a ZIP code.
+# Codes that are also words ("Well, OK") are read as states only before a ZIP code.
 STATES_AND_WORDS = f"{STATES}|HI|IN|ME|OH|OK|OR"
 ZIP_CODE = Prefiltered(rf"(?<!\w)({STATES_AND_WORDS})\s(\d{{5}})(?:-(\d{{4}}))?(?![\w-])(?![.,:]\d)", any_of=DIGITS)
 CITY_AND_STATE = Prefiltered(rf"(?<=[a-z],\s)({STATES})(?=[\s.,;:!?)]|$)", all_of=",")

@@ -59,7 +59,7 @@ def _formula(formula: str) -> str:
 
 
 def _without_groups(text: str) -> str:
-    """Replace what has arguments in braces, from the inside outwards. A formula nested deeper keeps its braces."""
+    """Replace commands and their arguments, from the inside outwards. A formula nested deeper keeps its braces."""
     for _ in range(MAX_DEPTH):
         if "\\" not in text and "{" not in text:
             break

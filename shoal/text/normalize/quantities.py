@@ -34,7 +34,7 @@ POWERS = {"2": "squared", "3": "cubed"}
 MULTIPLE = r"(?:\s?(?P<multiple>thousand|million|billion|trillion|k|K|mn|M|m|bn|B|b|T)\b)?"
 
 UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
-# Symbols that are not letters of a code: "a 30-min call", but not "Form 8-K".
+# Units after a hyphen, as in "a 30-min call". Single letters are excluded: the K of "Form 8-K" is no unit.
 UNIT_NAME = "|".join(
     sorted((re.escape(each) for each in UNITS if len(each) > 1 and each.isalpha()), key=len, reverse=True)
 )
@@ -46,7 +46,8 @@ LENGTH = "|".join(sorted(LENGTHS, key=len, reverse=True))
 TEMPERATURES = {"C": " Celsius", "F": " Fahrenheit", "K": " Kelvin"}
 NOUN = re.compile(r"\s?[A-Za-z]")
 COUNTED_IN_BILLIONS = r"(?:param(?:eter)?s|people|users|tokens|views|dollars|downloads|streams|requests)\b"
-# Read as parts: "five sixty-fourths". Others are quotients: "one hundred twenty over eighty".
+# Denominators of fractions: "five sixty-fourths". With others the numbers are quotients: "one hundred twenty over
+# eighty".
 DENOMINATORS = frozenset((*range(2, 21), 25, 30, 32, 40, 50, 60, 64, 100))
 RATINGS = ("5", "10", "20", "100")
 IDIOMS = {"24/7": "twenty-four seven", "9/11": "nine eleven", "50/50": "fifty fifty"}
@@ -366,11 +367,11 @@ RULES: tuple[Rule, ...] = (
     rule(rf"{FRACTION}\s?({UNIT})(?![\w'/])", part_of_unit, all_of="/", any_of=DIGITS),
     rule(rf"{START}({N})\s?bps\b", bits_or_basis_points, all_of="bps", any_of=DIGITS),
     rule(rf"{START}({N})-({UNIT_NAME})(?![\w'/-])(?:\.(?=\s+[a-z]))?", before_noun, all_of="-", any_of=DIGITS),
-    # The dot of "15 min. later" ends no sentence.
+    # The dot of "15 min. later" belongs to the unit: a small letter follows.
     rule(rf"{START}({N})\s?({UNIT})(?![\w'/])(?:\.(?=\s+[a-z]))?", with_unit, any_of=DIGITS),
     rule(rf"{START}({N})k(?!\w)", lambda match: f"{number(match[1])} thousand", all_of="k", any_of=DIGITS),
     rule(rf"{START}({N})M(?!\w)", lambda match: f"{number(match[1])} million", all_of="M", any_of=DIGITS),
-    # With decimals, or before what is counted in billions: "Apartment 3B" has a letter.
+    # "B" is billion after decimals or before a noun of COUNTED_IN_BILLIONS. The B of "Apartment 3B" is a letter.
     rule(
         rf"{START}(\d{{1,4}}\.\d{{1,3}}|\d{{1,4}}(?=B {COUNTED_IN_BILLIONS}))B(?!\w)",
         billions,

@@ -57,7 +57,7 @@ DAYS = {
 CALENDAR = {**DAYS, **MONTH_OF}
 CALENDAR_NAME = any_of({*CALENDAR, *CALENDAR.values(), "May"})
 CALENDAR_RANGE = Prefiltered(rf"(?<![\w-])({CALENDAR_NAME})\.?\s?-\s?({CALENDAR_NAME})(?![\w-])", all_of="-")
-# Some are words or names ("Sat", "Sun"): expanded where another day, a date or a time follows.
+# Some abbreviations of days are also words or names ("Sat", "Sun"), so a month or a number must follow.
 DAY_BEFORE_TIME = Prefiltered(rf"(?<![\w-])({any_of(DAYS)})(?:\.,?|,)?(?=\s(?:{any_of(MONTH_OF)}|\d))", any_of="FMSTW")
 DAY_BEFORE_DASH = Prefiltered(r"(?<![\w-])(Mon|Tues?|Weds?|Thu(?:rs?)?|Fri)(?=\s?(?:-\s|--|:\s))", any_of=":-")
 DOTTED_DAY = Prefiltered(
@@ -80,7 +80,7 @@ MONTH_TO_MONTH = Prefiltered(
     all_of="-",
     any_of=DIGITS,
 )
-# Beside a spelled letter the hyphen joins acronyms: "U T C-H T M L".
+# Not beside another single letter, where the hyphen joins spelled acronyms: "U T C-H T M L".
 LETTER_RANGE = Prefiltered(r"(?<![\w-])(?<!\b[A-Z] )([A-Z])-([A-Z])(?![\w-])(?! [A-HJ-Z]\b)", all_of="-")
 TIMESTAMP = Prefiltered(
     r"(?<![\w.-])(\d{4}-\d\d-\d\d)T([0-2]\d:[0-5]\d)(:[0-5]\d)?(?:\.\d{1,9})?(?:(Z)|([+-])(\d\d):?(\d\d))?(?!\w)",

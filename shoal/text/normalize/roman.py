@@ -45,7 +45,8 @@ RULER = Prefiltered(
     any_of="IVX",
 )
 HEIR = Prefiltered(rf"\b((?:{RULERS}|{HEIRS})(?:\s[A-Z]\.)?\s[A-Z][\w'-]{{1,30}})\s+(I{{2,3}}|IV){END}", all_of="I")
-# One letter is a numeral of a ruler only where the sentence goes on as about a person: "Mary I think" is not.
+# A numeral of one letter belongs to a ruler only if a sentence about a person follows: "Mary I was", not "Mary I
+# think".
 ABOUT_A_RULER = re.compile(
     r"\s*(?:$|[.,;:!?)]|'s\b|(?:was|is|of|had|ruled|reigned|died|and|who|became|married|at|in|to|for)\b)"
 )

@@ -4,7 +4,8 @@ PREFIXES = {
     "n": "nano", "µ": "micro", "m": "milli", "c": "centi", "d": "deci", "h": "hecto", "k": "kilo", "M": "mega",
     "G": "giga", "T": "tera", "P": "peta",
 }  # fmt: skip
-# Unit: its name and the prefixes in use. Others are taken for letters or words: "5 PM", "3 Ms", "4 B".
+# By symbol: the name of the unit, and the prefixes that are read. Others would match letters or words: "5 PM", "3 Ms",
+# "4 B".
 SI = {
     "m": ("meter", "nµmcdk"),
     "g": ("gram", "nµmk"),
