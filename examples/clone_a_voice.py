@@ -1,4 +1,4 @@
-"""Keep a recording as a voice, speak with it, remove it: python clone_a_voice.py ADDRESS RECORDING TRANSCRIPT"""
+"""Store a recording as a voice, speak with it, remove it: python clone_a_voice.py ADDRESS RECORDING TRANSCRIPT"""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Fish Audio's client: python fish_client.py [ADDRESS]"""
+"""Use Fish Audio's client: python fish_client.py [ADDRESS]"""
 
 import os
 import sys

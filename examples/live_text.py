@@ -1,4 +1,4 @@
-"""Text in while audio comes out, as from a language model that is still writing: python live_text.py [ADDRESS]"""
+"""Send text while audio streams back, as with a language model that is still writing: python live_text.py [ADDRESS]"""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Speak several texts at one time: python many_at_once.py [MODEL]"""
+"""Speak several texts at the same time: python many_at_once.py [MODEL]"""
 
 import asyncio
 import sys
@@ -10,7 +10,7 @@ TEXTS = ["The tide is coming in.", "The boats are going out.", "The gulls do not
 
 async def main(model: str) -> None:
     with shoal.load(model) as engine:
-        # The engine computes a frame of each in every step; a seed makes each come out the same again.
+        # Every step of the engine computes a frame of each text. With a seed, a text gives the same audio every time.
         speeches = await asyncio.gather(
             *(engine.aspeak(text, sampling=shoal.Sampling(seed=seed)) for seed, text in enumerate(TEXTS))
         )

@@ -1,4 +1,4 @@
-"""OpenAI's client, whole and streamed: python openai_client.py [ADDRESS]"""
+"""Use OpenAI's client, for complete and for streamed audio: python openai_client.py [ADDRESS]"""
 
 import os
 import sys

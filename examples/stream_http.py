@@ -1,4 +1,4 @@
-"""Audio as it is made, over plain HTTP: python stream_http.py [ADDRESS]"""
+"""Receive audio while it is generated, over plain HTTP: python stream_http.py [ADDRESS]"""
 
 import os
 import sys

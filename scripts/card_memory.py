@@ -1,8 +1,8 @@
-"""Run an engine with the memory of a smaller card: does it start, with which weights, how many voices, how fast.
+"""Run an engine with the memory of a smaller card and measure its weights, capacity and speed.
 
     python -m scripts.card_memory DIRECTORY --gigabytes 6,8,12 --json cards.json
 
-For every size this process holds the rest of the GPU's memory, so that a process of its own finds a card of that size;
+For every size this process holds the rest of the GPU's memory, so that a child process finds a card of that size;
 `gpu_memory` is nine tenths of it, as by default. DIRECTORY is a checkpoint (`shoal random s2-pro DIRECTORY` writes one
 with random weights): the weights of a directory are quantized while they are read, those of `random:` afterwards.
 Prints one line of JSON per size. Needs a GPU with more free memory than the largest size.
@@ -25,7 +25,7 @@ TOKENS = 1024  # tokens per voice: about 47 s of reference and speech
 
 
 def run_engine(model: str, device: str, gigabytes: float) -> Figures:
-    """Load a model within the memory of a card and measure one voice and all slots. Errors of Shoal are figures."""
+    """Load a model within the memory of a card and measure one voice and all slots. Errors of Shoal are results too."""
     import torch
 
     import shoal

@@ -2,7 +2,7 @@
 
     python -m scripts.compare_upstream CHECKOUT --python CHECKOUT/.venv/bin/python --json compared.json
 
-All run one after the other in processes of their own, on the same device, with the same weights, prompt and number of
+They run one after the other, each in its own process, on the same device, with the same weights, prompt and number of
 frames. Upstream runs in its own environment (`--python`). Shoal starts twice: the first time it compiles kernels that
 are not in the cache yet. Without `--model` random weights of S1-mini's size are saved and used; they sound like noise
 and take the same time. Upstream decodes a request as a whole, so its first audio comes at the end. Prints a table in
@@ -116,7 +116,7 @@ def table(results: dict[str, Figures]) -> str:
 
 
 def commit_of(checkout: Path) -> str:
-    """Return the commit of the checkout. Raises SystemExit if it is none of fish-speech."""
+    """Return the commit of the checkout. Raises SystemExit if the directory is no checkout of fish-speech."""
     if not (checkout / "fish_speech" / "models" / "text2semantic" / "inference.py").is_file():
         raise SystemExit(f"{checkout} is not a checkout of fish-speech: give the directory that holds fish_speech/")
     if not (checkout / ".git").exists():
@@ -126,7 +126,7 @@ def commit_of(checkout: Path) -> str:
 
 
 def compare(given: argparse.Namespace, folder: Path, document: Figures) -> None:
-    """Run all of them and fill the results of the document, which is written after each."""
+    """Run Shoal and upstream, and add each result to the document, which is written after each run."""
     model, plan, results = given.model, folder / "plan.json", document["results"]
     if model is None:
         model = str(folder / "model")

@@ -1,11 +1,11 @@
 """Predict first audio in bursts, throughput and stalls of an engine on an H200, with a device that only waits.
 
     python -m scripts.emulated_bursts --device s2-pro --voices 16,64
-    python -m scripts.emulated_bursts --stagger     # what `scripts.serving_overhead` could reach without HTTP
+    python -m scripts.emulated_bursts --stagger     # upper bound for `scripts.serving_overhead`: no HTTP
 
 For every number of voices five bursts of requests without a voice, 60 frames each: medians of P50 and P95 of first
 audio and of the throughput, and players that stall without a buffer. Then a closed loop, two requests of 200 frames per
-client, and random arrivals at 70 % of its throughput. The whole engine runs but model and codec
+client, and random arrivals at 70 % of its throughput. The whole engine runs except model and codec
 (scripts/emulated_device.py). `--frame-pause 0` computes prompts and frames in every step. `--stagger` only runs clients
 that start one after the other, ten requests of 120 frames each, and prints their throughput while all are live.
 """

@@ -1,8 +1,8 @@
 """An emulated GPU: the scheduler, the request tracker and the pipe of an engine run as always, but a step only waits.
 
 Steps take as long as they were measured on an H200, and the codec returns silence after its time beside a step. So
-policies and processes can be measured on a machine without a GPU. Figures of it are predictions for the card, not
-measurements of it.
+policies and processes can be measured on a machine without a GPU. Its figures are predictions for the card, not
+measurements.
 """
 
 import time
@@ -13,7 +13,7 @@ import numpy as np
 
 FRAME_LENGTH = 2048
 PROMPT_GRAPH_TOKENS = 512
-LARGE_PROMPT_TIME = 0.91  # of a graph of 1,024 or 2,048 tokens, compared with several of 512
+LARGE_PROMPT_TIME = 0.91  # time of a graph of 1,024 or 2,048 tokens, relative to the 512-token graphs that it replaces
 # Seconds of a codec call and of each of its frames beside a step of the model, whose time includes them.
 CODEC_SECONDS, CODEC_FRAME_SECONDS = 0.65e-3, 0.02e-3
 
@@ -22,11 +22,11 @@ CODEC_SECONDS, CODEC_FRAME_SECONDS = 0.65e-3, 0.02e-3
 class DeviceTimes:
     """Seconds of a step on an H200, with its share of the codec, and the prompt tokens that a step computes."""
 
-    size: str  # of the random model whose prompts and frames are emulated: tiny or tiny-s2
-    step: float  # of a step that samples frames
-    row: float  # of each sequence of such a step
-    prompt: float  # of each prompt graph of up to 512 tokens
-    prompt_token: float
+    size: str  # random model whose prompts and frames are emulated: tiny or tiny-s2
+    step: float  # seconds of a step that samples frames
+    row: float  # additional seconds per sequence of such a step
+    prompt: float  # seconds per prompt graph of up to 512 tokens
+    prompt_token: float  # additional seconds per prompt token
     token_budget: int
     large_prompts: tuple[int, ...]  # sizes of larger prompt graphs
 
@@ -79,7 +79,7 @@ def emulate_device(times: DeviceTimes, frames: int) -> None:
     codec = replace(codec, sample_rate=44_100, encoder_rates=(2, 4, 8, 8), decoder_rates=(8, 8, 4, 2))
     random.SIZES[times.size] = config, codec
     generator = np.random.default_rng(0)
-    end = 0.0  # of the last step that was launched
+    end = 0.0  # time at which the last launched step ends
 
     class EmulatedStep:
         def __init__(self, batch: Batch, tokens: np.ndarray, end: float) -> None:

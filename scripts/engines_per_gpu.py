@@ -1,4 +1,4 @@
-"""Measure several engine processes on one device against one, with the same number of voices in total.
+"""Compare several engine processes on one device with one process, with the same total number of voices.
 
     python -m scripts.engines_per_gpu --model random:s1-mini --engines 1,2,3 --voices 64 --json engines.json
 
@@ -21,7 +21,7 @@ Figures = dict[str, Any]
 
 
 def run_engine(model: str, device: str, voices: int, *, quick: bool) -> None:
-    """Load an engine, say so, wait for a line on standard input, measure, and print the figures."""
+    """Load an engine, report that it is ready, wait for a line on standard input, measure, and print the figures."""
     from shoal.tools.bench.engine import LONG, QUICK, load_core, measure_throughput
     from shoal.tools.bench.memory import MemoryGauge
 

@@ -62,7 +62,7 @@ class LiveTime:
 
     @property
     def frames_per_second(self) -> float | None:
-        """None if all clients never were live, or only after one step."""
+        """Return frames per second while all clients were live; None if that was never so, or for one step only."""
         if self._began is None or self._began == self._ended:
             return None
         return (self._ended[1] - self._began[1]) / (self._ended[0] - self._began[0])
@@ -113,7 +113,7 @@ def _step(core: EngineCore, waiting: dict[int, float]) -> list[float]:
 
 
 def compared(voices: int) -> list[int]:
-    """Return the numbers of the requests that also run alone: from the begin, the middle and the end of a batch."""
+    """Return the numbers of the requests that also run alone: from the beginning, the middle and the end of a batch."""
     return sorted({0, voices // 3, voices // 2, max(0, voices - 2), voices - 1})
 
 

@@ -48,7 +48,7 @@ def new_page(browser: "Browser", theme: str) -> "Page":
 
 
 def speak(page: "Page") -> None:
-    """Speak two texts, and stop in the middle of playing the second again."""
+    """Speak two texts, play the second again and pause in the middle of it."""
     for text in TEXTS:
         page.wait_for_selector("#speak:enabled")
         page.fill("#text", text)

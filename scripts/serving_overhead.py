@@ -25,11 +25,11 @@ from typing import Any
 from scripts.emulated_device import DEVICES, emulate_device
 
 DEVICE = "s1-mini"
-FRAMES = 120  # of every request: 5.6 s of audio
+FRAMES = 120  # frames per request: 5.6 s of audio
 
 
 def serve(port: int, clients: int) -> None:
-    """Run the server; its engine process imports this module under another name, and emulates the device."""
+    """Run the server. Its engine process imports this module under another name, which emulates the device."""
     from shoal.cli.serving.serve import resolve_settings
     from shoal.server.run import serve
 

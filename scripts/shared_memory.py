@@ -3,8 +3,9 @@
     python -m scripts.shared_memory --limits 101376,65536 --json shared.json
 
 For every limit an engine is built whose kernels choose their tiles for it. The same 64 requests must have the codes of
-the engine without a limit; then steps are timed. The kernels still run on this card: whether they fit the other one is
-what `python -m tests.kernels.offline` checks. Prints one line of JSON per engine; exits with 1 if codes differ.
+the engine without a limit; then steps are timed. The kernels still run on this card;
+`python -m tests.kernels.offline` checks whether they fit the other one. Prints one line of JSON per engine; exits with
+1 if codes differ.
 """
 
 import argparse

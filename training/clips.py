@@ -30,7 +30,7 @@ from training.export import read_clip
 
 TEACHER = "teacher"
 SHIPPED = Path(__file__).parents[1] / "shoal" / "models" / "nano"
-TOGETHER = 16  # utterances that an engine speaks at a time
+TOGETHER = 16  # utterances that an engine speaks at the same time
 
 
 class Utterance(NamedTuple):
@@ -40,7 +40,7 @@ class Utterance(NamedTuple):
 
 
 System = Callable[[Sequence[Utterance]], Iterable[Samples]]
-Spoken = dict[str, tuple[list[Utterance], System]]  # by name of the system
+Spoken = dict[str, tuple[list[Utterance], System]]  # utterances and the system that speaks them, by its name
 
 
 def teacher(utterances: Sequence[Utterance]) -> Iterator[Samples]:
@@ -76,8 +76,11 @@ def speech(engine: Engine, sampling: SamplingParams) -> System:
 
 
 def chosen_utterances(corpus: Corpus, sentences: int | None, voices: int | None) -> list[Utterance]:
-    """Those of the first sentences: in every voice, so that voices are compared on the same words, or in so many
-    voices each, which take turns, so that the same number of clips covers more sentences."""
+    """Return the utterances of the first `sentences` sentences, each in every voice or in `voices` voices.
+
+    With every voice, the voices are compared on the same words. With `voices`, the voices take turns, so that the same
+    number of clips covers more sentences.
+    """
     spoken: dict[str, list[Utterance]] = {}
     for utterance in corpus:
         spoken.setdefault(utterance[1], []).append(Utterance(*utterance))
@@ -161,7 +164,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for manifest.jsonl and a folder per system")
     parser.add_argument("--sample-rate", type=int, default=24_000, help="sample rate of the clips in Hz")
-    parser.add_argument("--sentences", type=int, help="only the first so many")
+    parser.add_argument("--sentences", type=int, help="number of sentences to use, from the first on")
     parser.add_argument("--voices", type=int, help="voices per sentence, taking turns (default: every voice)")
     parser.add_argument(
         "--codec",

@@ -37,7 +37,7 @@ BLOCK = 16
 
 
 def utterances(checkpoint: Checkpoint, sentences: Sequence[str], seed: int = 0) -> list[Tensor]:
-    """Columns [T, 1 + codebooks] of each sentence as the model says it, prompt and all; voices take turns."""
+    """Return the columns [T, 1 + codebooks] of each spoken sentence, prompt included; voices take turns."""
     model, encoder = checkpoint.model, CodecEncoder(checkpoint.codec)
     store = VoiceStore(checkpoint.builtin_voices[0], sample_rate=checkpoint.codec.config.sample_rate)
     voices, head = [store.get(name, encoder) for name in store.names()], Head(model.slow)
@@ -56,7 +56,7 @@ def compare(reference: DualAR, model: DualAR, speech: Sequence[Tensor], kv: torc
 
 
 def table(reference: DualAR, speech: Sequence[Tensor]) -> list[tuple[str, Divergence]]:
-    """Return a Markdown table with a row per mode."""
+    """Return the name and the divergence of each mode of weights and KV cache."""
     rows = []
     for text in WEIGHTS:
         model = copy.deepcopy(reference)
@@ -99,8 +99,8 @@ def _cache(model: DualAR, columns: Tensor, kind: torch.dtype | None) -> KVCache 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m training.divergence", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", type=Path, default=Path("shoal/models/nano"), help="for its codec and voices")
-    parser.add_argument("--reference", type=Path, help="weights as they were trained; without it the model's own")
+    parser.add_argument("--model", type=Path, default=Path("shoal/models/nano"), help="directory with codec and voices")
+    parser.add_argument("--reference", type=Path, help="weights before quantization (default: those of --model)")
     parser.add_argument("--text", type=Path, default=Path("training/text_corpus/sentences/heldout.txt"))
     parser.add_argument("--sentences", type=int, default=32)
     parser.add_argument("--markdown", type=Path, help="write the table here too")

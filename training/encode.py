@@ -232,10 +232,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         required=True,
         metavar=("SPEECH", "CODES"),
-        help="folder to read and folder to write; may be given several times, the first come first",
+        help="folder to read and folder to write; may be repeated; earlier pairs are encoded first",
     )
     parser.add_argument("--codec", type=Path, required=True, help="folder of the finished codec")
-    parser.add_argument("--codebooks", type=int, help="use the first so many; all of them if not given")
+    parser.add_argument("--codebooks", type=int, help="number of codebooks to use, from the first on (default: all)")
     parser.add_argument("--follow", action="store_true", help="wait for more shards as long as the parent lives")
     parser.add_argument("--plain", action="store_true", help="do not compile the encoder")
     parser.add_argument("--discard", action="store_true", help="drop the samples of a shard when its codes are written")

@@ -41,14 +41,14 @@ from training.int8 import int8_tensors
 from training.kokoro.voices import VOICES
 
 MOST_BYTES = 60_000_000
-FIGURES = Path(__file__).with_name("figures.md")  # what was measured of the edition that is shipped
+FIGURES = Path(__file__).with_name("figures.md")  # measurements of the edition that is shipped
 
 Storage = Literal["int8", "fp16"]
 Clip = tuple[Samples, str]  # a recording and what is said in it
 
 PROFILE = ModelProfile(
     sampling=SamplingParams(temperature=0.7, top_p=0.5, repetition_penalty=1.0, max_frames=512),
-    # About a sentence: it learned from single ones.
+    # About one sentence: the model was trained on single sentences.
     chunk_bytes=90,
     context_tokens=640,
     sentence_turns=True,
@@ -247,7 +247,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--codec", type=Path, required=True, help="folder of the codec whose codes it learned")
     parser.add_argument("--clips", type=Path, required=True, help="folder made by training.kokoro.voices")
     parser.add_argument("--out", type=Path, required=True, help="directory to make")
-    parser.add_argument("--storage", choices=("int8", "fp16"), default="int8", help="of the language model's matrices")
+    parser.add_argument(
+        "--storage", choices=("int8", "fp16"), default="int8", help="dtype of the language model's matrices"
+    )
     return parser.parse_args(arguments)
 
 

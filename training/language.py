@@ -26,7 +26,7 @@ ROPE_BASE, NORM_EPS = 10_000.0, 1e-6
 
 @dataclass(frozen=True)
 class Shape:
-    """Layers, width, heads, key-value heads and feed-forward width of both transformers."""
+    """Sizes of both transformers: layers, width, heads, key-value heads and feed-forward width."""
 
     slow: tuple[int, int, int, int, int]
     fast: tuple[int, int, int, int, int]

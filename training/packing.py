@@ -131,7 +131,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Rows:
-    """Positions in a library [rows, length], and a mask of those whose text is read in lower case."""
+    """Positions in a library [rows, length], and a mask of the positions whose text is lower-cased."""
 
     positions: NDArray[np.int64]
     lowered: NDArray[np.bool_]

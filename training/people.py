@@ -1,4 +1,4 @@
-"""Turn recordings of people into shards of speech, so that the language model learns to follow voices that are real.
+"""Turn recordings of people into shards of speech, so that the language model learns to follow real voices.
 
     python -m training.people --recordings DIR --digits DIR --out build/lm/people --heldout-out build/lm/people-heldout
 
@@ -26,12 +26,12 @@ from training.kokoro.teacher import SAMPLE_RATE
 
 TRACTS = (1.0, 0.92, 1.08, 0.85, 1.16, 0.96, 1.04)
 FIRST_SHARD = 90_001  # after all shards of the teacher in the same folder of codes
-HELD_OUT_EVERY = 12  # speakers
+HELD_OUT_EVERY = 12  # every twelfth speaker is held out
 HEARD_RATE = 16_000
-QUIET = 10 ** (-28 / 20)  # relative to the loud blocks of a recording
-PAUSE_BLOCKS, SHORTEST_BLOCKS = 22, 220  # of 10 ms
+QUIET = 10 ** (-28 / 20)  # level relative to the loud blocks of a recording
+PAUSE_BLOCKS, SHORTEST_BLOCKS = 22, 220  # numbers of blocks of 10 ms
 SECONDS = (1.5, 11.0)
-CHARACTERS_PER_SECOND = (7.0, 24.0)  # outside, the recogniser has missed or invented words
+CHARACTERS_PER_SECOND = (7.0, 24.0)  # outside of this range the recogniser has missed or invented words
 LEAST_WORDS = 3
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 STRINGS_PER_SPEAKER, TAKES, UNUSED_EVERY = 9, 50, 6
@@ -42,7 +42,7 @@ Hear = Callable[[Waveform], str]
 
 @dataclass(frozen=True)
 class Passage:
-    """What one person says: samples [n] at `rate`, the loudest 0.5."""
+    """Speech of one person: samples [n] at `rate`, scaled to a peak of 0.5."""
 
     speaker: str
     text: str
@@ -62,7 +62,8 @@ def loud_blocks(samples: Waveform, rate: int) -> NDArray[np.bool_]:
 def cut_at_pauses(samples: Waveform, rate: int) -> list[Waveform]:
     """Return the parts between pauses, each at least SHORTEST_BLOCKS long, without silence around them."""
     loud = loud_blocks(samples, rate)
-    edges = np.flatnonzero(np.diff(np.concatenate(([True], loud, [True])))).reshape(-1, 2)  # quiet from, to
+    # Start and end of each quiet stretch.
+    edges = np.flatnonzero(np.diff(np.concatenate(([True], loud, [True])))).reshape(-1, 2)
     cuts = [int(begin + end) // 2 for begin, end in edges if end - begin >= PAUSE_BLOCKS]
     places = [0]
     for cut in (*cuts, len(loud)):
@@ -73,7 +74,7 @@ def cut_at_pauses(samples: Waveform, rate: int) -> list[Waveform]:
 
 
 def trimmed(samples: Waveform, rate: int, before: int = 8, after: int = 14) -> Waveform:
-    """Return samples with so many blocks of 10 ms before and after speech."""
+    """Return samples with at most `before` and `after` blocks of 10 ms around the speech."""
     spoken, block = np.flatnonzero(loud_blocks(samples, rate)), rate // 100
     if not len(spoken):
         return samples[:0]
@@ -149,7 +150,7 @@ def write_passages(out: Path, shard: int, said: Sequence[Passage], tract: float)
 
 
 def write_people(said: Sequence[Passage], digits: Sequence[Passage], out: Path, heldout_out: Path) -> None:
-    """Write the speakers that are held out at their own size, and the others at all of TRACTS."""
+    """Write held-out speakers with their own vocal tract length, and the others with each length of TRACTS."""
     for folder in (out, heldout_out):
         folder.mkdir(parents=True, exist_ok=True)
     held_out = set(sorted({each.speaker for each in said})[HELD_OUT_EVERY // 2 - 1 :: HELD_OUT_EVERY])

@@ -2,10 +2,10 @@
 
     python -m training.resample --language build/lm/run/best --codes build/lm/codes --out build/lm/sampled
 
-A decoder that was trained on the encoder's codes loses half a point of MOS and more on the language model's. Trained on
-these, it learns what they mean: every frame is sampled with the true frames before it, so it stays where it is in time
-and in pitch. Sampled one after the other, as in service, frames leave the recording: the mel distance of 7 held-out
-clips was 1.53 instead of 1.28 (0.85 with the encoder's codes).
+A decoder that was trained on the encoder's codes loses half a point of MOS or more on codes of the language model, so
+it is trained on these as well. Every frame is sampled after the true frames before it, so that it keeps its time and
+pitch in the recording. Frames that are sampled one after the other, as in service, leave the recording: the mel
+distance of 7 held-out clips was 1.53 instead of 1.28 (0.85 with the encoder's codes).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from training.language import hidden_states, is_audio, residual_logits
 from training.packing import OPENING_ID, SEMANTIC_BEGIN, Columns, EncodedShard
 from training.sampled import SampledShard
 
-TEMPERATURE, TOP_P = 0.7, 0.5  # as shipped
-REFERENCES = (0, 1, 2)  # utterances of the same voice before the one that is sampled, each as likely
+TEMPERATURE, TOP_P = 0.7, 0.5  # defaults of the shipped model
+REFERENCES = (0, 1, 2)  # numbers of utterances of the same voice before the sampled one, equally likely
 MOST_POSITIONS = 1024
 BATCH_POSITIONS = {"cuda": 65_536, "cpu": 2048}
 

@@ -1,7 +1,7 @@
 """Training loop: steps, log, validation, checkpoints, and recovery from divergence.
 
-The wall clock ends a run, so a slow machine gets fewer steps but a finished model. Its folder holds `log.jsonl`, what
-was made, and `state.pt` to go on from; a file `stop` in it ends the run as if the time were over.
+The wall clock ends a run, so a slow machine gets fewer steps but a finished model. Its folder holds `log.jsonl`,
+the results, and `state.pt`, the checkpoint for `--resume`. A file `stop` in it ends the run as if the time were over.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ class Run(ABC, Generic[T]):
     capture: bool = True
     log_every: int = 100  # steps
     sync_every: int = 10
-    runner: Callable[[], None] | None = None  # runs one step; None until it is built, and when it must be rebuilt
+    runner: Callable[[], None] | None = None  # runs one step; None if it must be built
     recovered: int = 0
     chores: list[Chore] = field(default_factory=list)
-    marked: tuple[int, float] = (0, 0.0)  # step and time, from which the pace of the next report is counted
+    marked: tuple[int, float] = (0, 0.0)  # step and time from which the next report counts its pace
 
-    finish_seconds: ClassVar[float] = 0.0  # kept of the time for the last validation and the files
+    finish_seconds: ClassVar[float] = 0.0  # time reserved for the last validation and the files
     refreshing: ClassVar[Every]
     validation: ClassVar[Every]
     checkpoints: ClassVar[Every]
@@ -126,7 +126,7 @@ class Run(ABC, Generic[T]):
 
     @abstractmethod
     def saved(self) -> None:
-        """Write further files after a checkpoint, for the case that the machine is lost."""
+        """Write further files after a checkpoint, so that they survive the loss of the machine."""
 
     @property
     def pace(self) -> Pace:

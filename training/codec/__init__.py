@@ -3,9 +3,9 @@
     python -m training.codec --corpus DIR --out DIR --minutes 22
 
 Three stages. First the autoencoder learns without codes; then every codebook is laid out by principal directions and
-k-means, since codebooks learned from random starts collapse; then, from a share of the time on, discriminators join.
-The wall clock drives the schedule, so a slow machine gets fewer steps but a finished model. `--resume` goes on from a
-checkpoint. `--start DIR --freeze-codes` polishes the decoding side only: codes made before stay valid.
+k-means, since codebooks learned from random starts collapse; then, after a fraction of the time, discriminators join.
+The wall clock drives the schedule, so a slow machine gets fewer steps but a finished model. `--resume` continues
+from a checkpoint. `--start DIR --freeze-codes` trains the decoding side only: codes made before stay valid.
 
 The networks run here in another form than at inference: activations lie [batch, time, channels] and each convolution is
 one matrix product over shifted copies. The weights are the modules' own, and a test holds both forms equal.

@@ -39,14 +39,18 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--batch", type=int, default=Plan.batch)
     parser.add_argument("--frames", type=int, default=Plan.frames, help="frames per example")
     parser.add_argument("--decoded-frames", type=int, default=0, help="frames per example to decode; 0: all")
-    parser.add_argument("--depth", type=int, help="train with the first so many codebooks only")
+    parser.add_argument("--depth", type=int, help="number of codebooks to train with, from the first on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=Plan.rate, help="peak learning rate of the codec")
     parser.add_argument("--discriminator-rate", type=float, default=Plan.discriminator_rate)
-    parser.add_argument("--final-rate", type=float, default=Plan.final_share, help="last learning rate, of the peak")
-    parser.add_argument("--adversary-from", type=float, default=Plan.adversary_from, help="share of the time")
+    parser.add_argument(
+        "--final-rate", type=float, default=Plan.final_share, help="last learning rate, as a share of the peak"
+    )
+    parser.add_argument(
+        "--adversary-from", type=float, default=Plan.adversary_from, help="share of time before discriminators join"
+    )
     parser.add_argument("--max-steps", type=int, default=Plan.max_steps)
-    parser.add_argument("--resume", type=Path, help="checkpoint (state.pt) to go on from, on its own schedule")
+    parser.add_argument("--resume", type=Path, help="checkpoint (state.pt) to continue, on its own schedule")
     parser.add_argument("--start", type=Path, help="folder of a finished codec to begin a new schedule with")
     parser.add_argument("--freeze-codes", action="store_true", help="with --start: train the decoding side only")
     parser.add_argument("--sampled", type=Path, help="with --freeze-codes: folder that training.resample writes")

@@ -17,7 +17,7 @@ UNKNOWN = 255  # phoneme id where a shard has no `.phonemes`
 
 
 class Reel:
-    """The corpus in device memory, int16, concatenated; grows as shards are finished. The first shard is held out."""
+    """Concatenated int16 corpus in device memory; grows as shards are finished. The first shard is held out."""
 
     HELD_OUT = "shard-00000"
 

@@ -29,7 +29,7 @@ PHONEMES = 178  # tokens of the teacher's vocabulary
 
 
 def alternate_halves(samples: Tensor) -> Tensor:
-    """[n, N] -> [n, N / 2]: ends of even rows, starts of odd ones. Discriminators cost more than the codec."""
+    """Return the ends of even rows and the starts of odd ones, [n, N] -> [n, N / 2]: discriminators are slow."""
     half = samples.shape[-1] // 2
     return torch.cat((samples[0::2, half:], samples[1::2, :half]))
 
@@ -164,8 +164,8 @@ class Trainer:
         """Clip the gradients relative to their running norm and return their norm."""
         gradients = [w.grad for group in self.optimizer.param_groups for w in group["params"] if w.grad is not None]
         # Where silence meets speech the norms amplify by hundreds each, and a gradient can leave fp32 altogether (seen
-        # at the fresh codec and again after 16,000 steps). Such a step says nothing: it is left out, not scaled down,
-        # since infinity times zero would end the run.
+        # at the fresh codec and again after 16,000 steps). Such a step is skipped, not scaled down:
+        # infinity times zero would end the run.
         for gradient in gradients:
             gradient.nan_to_num_(0.0, 0.0, 0.0)
         bounded = torch._foreach_clamp_min(torch._foreach_clamp_max(gradients, 1e9), -1e9)

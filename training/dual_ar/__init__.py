@@ -4,8 +4,8 @@
 
 With `--teachers` the same command also speaks the corpus and encodes it, in processes beside this one, and training
 starts as soon as enough is there. The wall clock drives the schedule: after a warm-up the rates stay, then fall in a
-straight line to the end. What is kept is an average of the weights, the one that did best on held-out sentences.
-`--resume` goes on from the checkpoint in --out.
+straight line to the end. The result is the average of the weights that did best on held-out sentences. `--resume`
+continues from the checkpoint in --out.
 """
 
 from training.dual_ar.command import main

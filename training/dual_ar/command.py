@@ -48,7 +48,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--start", type=Path, help="finished model to begin with; its fast transformer may have fewer layers"
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint in --out")
     parser.add_argument("--plain", action="store_true", help="neither compile nor capture")
     return parser.parse_args(arguments)
 

@@ -39,7 +39,7 @@ class Summary:
 
 
 def summarise(scores: Sequence[Score]) -> list[Summary]:
-    """Return the metrics per system: of each voice, then of all voices as "all"."""
+    """Return the metrics per system: for each voice, then for all voices together as "all"."""
     found = []
     for system in dict.fromkeys(score.clip.system for score in scores):
         own = [score for score in scores if score.clip.system == system]

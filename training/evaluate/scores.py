@@ -28,8 +28,10 @@ class Score:
 
 
 class Centroids:
-    """Mean embedding per voice of the reference system, each time without the sentence in question: a clip must be
-    like its voice, not like itself or like the same words."""
+    """Mean embedding per voice of the reference system, without the sentence that is judged.
+
+    So a clip is compared with its voice, not with itself or with the same words.
+    """
 
     def __init__(self, spoken: Sequence[tuple[Clip, Verdict]]) -> None:
         self._by_voice: dict[str, dict[str, Samples]] = defaultdict(dict)
@@ -49,7 +51,7 @@ class Centroids:
 
 
 class Durations:
-    """Expected seconds: of the same sentence in the reference system, else from the pace of the voice or the system."""
+    """Expected duration: that of the same sentence in the reference system, else from the pace of voice or system."""
 
     def __init__(self, spoken: Sequence[tuple[Clip, Verdict]]) -> None:
         sound = [(clip, verdict.seconds) for clip, verdict in spoken if verdict.embedding is not None]

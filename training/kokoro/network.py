@@ -65,7 +65,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def load_network(folder: Path) -> Network:
-    """Build the network from the files of convert.py, in float32 on the CPU."""
+    """Build the network from the files that `training.kokoro.convert` writes, in float32 on the CPU."""
     sys.path.insert(0, str(folder))
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*weight_norm")
     network = Network()

@@ -41,7 +41,7 @@ def record(teacher: Teacher, utterances: Sequence[Utterance], batch_seconds: flo
     """Speak the utterances in batches, each in its timbre."""
     phonemes = [utterance.phonemes for utterance in utterances]
     styles = torch.stack([teacher.style(utterance.speaker, utterance.phonemes) for utterance in utterances])
-    # A longer tract makes speech slower; it is spoken faster by as much.
+    # Scaling to a longer tract makes speech slower, so the teacher speaks faster by the same factor.
     speeds = torch.tensor([utterance.speed * utterance.timbre.tract for utterance in utterances])
     pitches = torch.tensor([utterance.timbre.pitch for utterance in utterances])
     for speech in teacher.speak(phonemes, styles, speeds, batch_seconds, pitches):

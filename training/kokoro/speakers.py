@@ -24,14 +24,14 @@ MIX_UTTERANCES = (2, 6)  # utterances per mixed speaker, so that each has refere
 
 TRACTS = (0.86, 0.9, 0.94, 1.0, 1.06, 1.11, 1.16)
 PITCHES = (0.82, 1.22)
-RESPONSE_SHARE = 0.6  # of the speakers in another timbre, those with a frequency response of their own
+RESPONSE_SHARE = 0.6  # share of the speakers with another timbre that have their own frequency response
 
 Speaker = dict[str, float]  # voice -> weight, the heaviest first
 
 
 @dataclass(frozen=True, slots=True)
 class Timbre:
-    """What is changed in the teacher's speech."""
+    """Changes of the teacher's speech that make another speaker."""
 
     tract: float = 1.0  # length of the vocal tract; below one, formants and pitch are higher
     pitch: float = 1.0  # factor of the fundamental frequency, before the tract is scaled
@@ -57,7 +57,7 @@ def speaker_name(speaker: Speaker) -> str:
 
 
 def voice_name(speaker: Speaker, timbre: Timbre) -> str:
-    """Return the speaker's name with the timbre, where it has another one."""
+    """Return the speaker's name, followed by the timbre if it is changed."""
     return speaker_name(speaker) if timbre == PLAIN else f"{speaker_name(speaker)}*{timbre}"
 
 

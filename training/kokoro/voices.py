@@ -1,4 +1,4 @@
-"""The named voices of `nano`: which voice of the teacher each is, and recordings of them as references.
+"""Named voices of `nano`: the teacher's voice that speaks each of them, and reference recordings.
 
     python -m training.kokoro.voices --model DIR --utterances references.jsonl.gz --out DIR
 
@@ -21,7 +21,7 @@ from training.kokoro.speakers import accent_of
 from training.kokoro.teacher import SAMPLE_RATE, Teacher
 from training.kokoro.utterances import Line, Utterance, read_phonemized, spoken
 
-# Many sounds in little time; the first is said calmly, the second asks.
+# Sentences with many different sounds in little time: a calm statement and a question.
 REFERENCES = (
     "The early sun shone through the kitchen window while we made breakfast for the children.",
     "Would you rather join us for a walk along the river, or stay here and finish your book?",

@@ -1,8 +1,8 @@
 """Sentences for the teachers to say: WordNet's definitions and examples, and templates of our own for everyday talk.
 
-Text comes out as plain spoken words, so that the sound and the letters agree whichever teacher reads it: no digits, no
-symbols, no initials, no capitals to be spelled. A sentence's hash decides for ever whether it may be trained on, so a
-held-out sentence stays held out when the corpus grows, changes its order or its seed.
+The text consists of plain spoken words, so that sound and letters agree with any teacher: no digits, no symbols, no
+initials, no capitals to be spelled. The hash of a sentence decides whether it may be trained on, so a held-out sentence
+stays held out when the corpus grows or changes its order or seed.
 
 WordNet 3.0 (Debian `wordnet-base`) is Copyright 2006 by Princeton University, under the permissive WordNet licence:
 use, copying, modification and distribution free of charge, with its notice kept. The rest is written here.

@@ -18,7 +18,9 @@ ABOUT = (
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m training.text_corpus", description=ABOUT)
     parser.add_argument("--out", type=Path, required=True, help="training sentences; heldout.txt is put beside them")
-    parser.add_argument("--wordnet", type=Path, default=WORDNET, help="folder with data.noun and its fellows")
+    parser.add_argument(
+        "--wordnet", type=Path, default=WORDNET, help="folder with WordNet's data files (data.noun, data.verb, ...)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     corpus = make_corpus(read_synsets(options.wordnet), options.seed)

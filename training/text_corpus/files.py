@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 
 
 def word_lists() -> dict[str, list[str]]:
-    """Return the word lists by file name; as lists, because a string would be filled in letter by letter."""
+    """Return the word lists by file name."""
     return {path.stem: path.read_text(encoding="ascii").splitlines() for path in (HERE / "words").glob("*.txt")}
 
 
@@ -28,5 +28,5 @@ def read_sentences(path: Path) -> list[str]:
 def write_sentences(path: Path, sentences: Sequence[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = "".join(f"{sentence}\n" for sentence in sentences).encode()
-    # Without a time stamp the same sentences are the same file.
+    # Without a time stamp, so that the same sentences give the same bytes.
     path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)

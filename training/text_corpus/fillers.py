@@ -55,7 +55,7 @@ def spoken_phone(rng: random.Random) -> str:
     return ", ".join(digits_words("".join(rng.choice("0123456789") for _ in range(size))) for size in groups)
 
 
-# A list, not any sequence: a bare string would be one too, and fill in its letters.
+# A list, not any sequence: a string is a sequence too, and its single letters would be filled in.
 Filler = list[str] | Callable[[random.Random], str]
 FILLERS: Mapping[str, Filler] = {
     **WORDS,
