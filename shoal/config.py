@@ -11,7 +11,7 @@ Policy = Literal["continuous", "dynamic", "static"]
 CpuIsa = Literal["auto", "amx", "avx512_vnni", "avx512", "avx2_vnni", "avx2", "dotprod", "baseline"]
 ISA_VARIABLE = "SHOAL_CPU_ISA"
 
-# Prompt tokens per step where the speed of prompts is not measured.
+# Default token budget, in prompt tokens per step, on devices whose prefill speed is not measured.
 DEFAULT_TOKEN_BUDGET = 512
 
 
@@ -32,8 +32,8 @@ class EngineConfig:
     quantize: str = "auto"  # weights: none, int8, int4, fp8, or per part; auto: chosen for the device
     gpu_memory: str = "0.9"  # GPU memory the engine may use: a fraction of the device or a size such as 4GB
     kv_dtype: str = "auto"  # dtype of the KV cache: auto (the model's dtype), fp8 or int8
-    # Maximum size of the KV cache, never more than all slots can fill. None: what remains of `gpu_memory`; on a CPU,
-    # 1 GiB.
+    # Maximum bytes of the KV cache; less is allocated if all slots together need less. None: what remains of
+    # `gpu_memory`; on a CPU, 1 GiB.
     kv_bytes: int | None = None
     host_kv_bytes: int = 256 << 20  # host tier for shared blocks that were evicted from the device
     prefix_cache: bool = True
@@ -43,19 +43,20 @@ class EngineConfig:
     token_budget: int | None = None
     policy: Policy = "continuous"
     batch_size: int = 4  # maximum batch of the dynamic and static policies
-    batch_seconds: float = 0.05  # maximum time those policies collect a batch
+    batch_seconds: float = 0.05  # maximum seconds that those policies wait for a batch to fill
     max_waiting: int = 256  # queued requests before new ones are rejected
-    # Frames of a stream's first chunk. None: 1 if a step of all slots takes at most a sixth of a frame, else 2.
+    # Frames of a stream's first chunk. None: 1 if a step with all slots takes at most a sixth of a frame and samples do
+    # not depend on how audio is cut into chunks, else 2 (`output/chunks.py`).
     first_chunk_frames: int | None = None
     max_chunk_frames: int = 32
-    context_tokens: int = 0  # longest prompt, in tokens, that may contain earlier turns; 0: the model's limit
+    context_tokens: int = 0  # maximum prompt with earlier turns as context, in tokens; 0: the model's limit
     # Batch sizes with a CUDA graph; values above `slots` are ignored and `slots` is always included. Empty: chosen for
     # `slots` (`fixed_size.batch_sizes`).
     buckets: tuple[int, ...] = ()
     # Execution backend to start with: graph, fused, plain-graph, native or eager; auto: the fastest that works here.
     backend: str = "auto"
-    # Instruction set of the native backend. `shoal say`, `shoal bench` and `shoal.load` read no other settings, so the
-    # variable is the default here.
+    # Instruction set of the native backend. The default is read from the environment here, because `shoal say`,
+    # `shoal bench` and `shoal.load` do not read the settings.
     cpu_isa: str = field(default_factory=default_isa)
     clear_on_oom: bool = True  # release cached GPU memory after an out-of-memory error
     reference_seconds: float = 90.0  # maximum duration of a voice recording

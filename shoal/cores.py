@@ -1,4 +1,4 @@
-"""Number of threads that the cores of this process allow: its affinity, and the CPU quota of its container."""
+"""CPU cores and threads available to this process: its affinity, and the CPU quota of its container."""
 
 import math
 import os
@@ -8,16 +8,16 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def default_threads(cgroups: Path = CGROUPS) -> int:
-    """Return the threads that an engine uses: as OMP_NUM_THREADS says, or one per core that may be used."""
+    """Return the number of engine threads: OMP_NUM_THREADS if it is set, else one per usable core."""
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     return int(given) if given.isdigit() and int(given) > 0 else usable_cores(cgroups)
 
 
 def usable_cores(cgroups: Path = CGROUPS) -> int:
-    """Return the cores that this process may use at once, at least 1.
+    """Return the number of cores that this process may use at once, at least 1.
 
-    A container with a CPU quota sees all cores of its host. With a thread on each of them the quota is spent after a
-    fraction of every period, and all threads stop until the next.
+    A container with a CPU quota sees all cores of its host. With one thread per host core, the quota is spent early in
+    every scheduling period, and the kernel throttles all threads until the next one.
     """
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota(cgroups)

@@ -2,7 +2,7 @@
 
     ShoalError
     ├── InvalidRequest        the request is invalid: what it asks for is not allowed or not possible
-    │   ├── TextError         empty, too long, or carrying control tokens
+    │   ├── TextError         the text is empty, too long or contains control tokens
     │   └── AudioError        the recording cannot be decoded or used
     ├── VoiceNotFound         no voice of that name
     ├── CheckpointError       model files are missing, damaged or have the wrong shapes
@@ -11,7 +11,7 @@
     ├── GenerationFailed      the model ran but its output is not speech
     ├── EngineBusy            the queue is full; retry later
     ├── EngineStopped         the engine was closed or failed during the request
-    │   └── DeviceFailed      the device runs no request any more; the engine process has to be replaced
+    │   └── DeviceFailed      no step succeeds on the device any more; the engine process must be restarted
     ├── DeadlineExceeded      the request did not finish before its deadline
     ├── OutputError           the output could not be written
     ├── MissingExtra          an optional dependency is not installed
@@ -109,9 +109,9 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 
 @contextmanager
 def device_errors(handle: Callable[[Exception], object]) -> Iterator[None]:
-    """Pass an error of the block, which calls compilers, kernels or drivers, to `handle`, which may raise it again.
+    """Suppress an exception raised in the block and pass it to `handle`, which may raise it again.
 
-    The block ends with the error; the caller falls back to another size or backend.
+    For code that calls compilers, kernels or drivers: the caller then falls back to another size or backend.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""Python's garbage collector and objects that live as long as the process.
+"""Keep Python's garbage collector from scanning objects that live as long as the process.
 
 Importing torch and building a model creates half a million of them, a server's imports and routes a hundred thousand.
-The collector scans them again and again and frees nothing.
+Every full collection would scan them all and free nothing.
 """
 
 import gc
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_gc() -> Iterator[None]:
-    """Collect no garbage inside the block; the collector skips what was created in it until `resume_full_gc`.
+    """Disable garbage collection inside the block; then skip all existing objects, as `skip_existing_objects` does.
 
-    Does nothing where the collector is off.
+    Does nothing if the collector is disabled already.
     """
     if not gc.isenabled():
         yield
@@ -27,14 +27,14 @@ def paused_gc() -> Iterator[None]:
 
 
 def skip_existing_objects() -> None:
-    """Let the collector skip all objects that exist now, garbage as well, until `resume_full_gc`.
+    """Let the collector skip all objects that exist now, garbage included, until `resume_full_gc`.
 
-    For a process that has started: a full collection of a server's modules and routes takes 0.1 s, in which no request
-    is answered. What is garbage by then is little, and looking for it would take as long.
+    Call it once start-up is complete: a full collection of a server's modules and routes takes 0.1 s, in which no
+    request is answered. There is little garbage at that time, and collecting it first would take as long.
     """
     gc.freeze()
 
 
 def resume_full_gc() -> None:
-    """Let the collector consider the objects of `paused_gc` blocks and of `skip_existing_objects` again."""
+    """Let the collector scan the objects that `paused_gc` and `skip_existing_objects` excluded."""
     gc.unfreeze()

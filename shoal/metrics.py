@@ -44,16 +44,18 @@ ENGINE_METRICS = (
     _gauge("shoal_engine_running", "running", "Sequences that hold a slot of the running batch."),
     _gauge("shoal_engine_waiting", "waiting", "Sequences that wait for a slot."),
     _gauge("shoal_engine_slots", "slots", "Slots of the running batch, the maximum number of running sequences."),
-    _gauge("shoal_kv_blocks", "blocks.all", "Blocks of the KV cache."),
+    _gauge("shoal_kv_blocks", "blocks.all", "KV cache blocks in total."),
     _gauge("shoal_kv_blocks_used", "blocks.used", "KV cache blocks that running sequences hold."),
     _gauge("shoal_kv_blocks_cached", "blocks.cached", "Free KV cache blocks whose content a later prompt can reuse."),
     _counter("shoal_prefix_lookups", "prefix_cache.lookups", "Prompts looked up in the prefix cache."),
-    _gauge("shoal_prefix_hit_ratio", "prefix_cache.hit_ratio", "Share of the looked-up prompts that reused a block."),
+    _gauge(
+        "shoal_prefix_hit_ratio", "prefix_cache.hit_ratio", "Share of prompt lookups that reused a KV block, 0 to 1."
+    ),
     _counter("shoal_prefix_hits", "prefix_cache.hits", "Prompts that reused at least one cached KV block."),
     _counter("shoal_prefix_tokens_saved", "prefix_cache.tokens_saved", "Prompt tokens reused from the prefix cache."),
     _counter("shoal_prefix_evictions", "prefix_cache.evictions", "Cached KV blocks evicted to make space."),
     _counter("shoal_prefix_host_hits", "prefix_cache.host_hits", "KV blocks restored from the host-memory tier."),
-    _counter("shoal_sequences_admitted", "scheduler.admitted", "Sequences that were given a slot."),
+    _counter("shoal_sequences_admitted", "scheduler.admitted", "Sequences admitted to a slot of the running batch."),
     _counter(
         "shoal_sequences_preempted",
         "scheduler.preempted",
@@ -66,15 +68,19 @@ ENGINE_METRICS = (
         "shoal_guard_retries", "speech.retried", "Utterances and turns regenerated after the guard rejected them."
     ),
     _counter("shoal_utterances_failed", "speech.failed", "Utterances that ended with an error."),
-    _counter("shoal_steps", "steps.steps", "Engine steps; each generates one frame of every running sequence."),
+    _counter(
+        "shoal_steps",
+        "steps.steps",
+        "Engine steps. Each computes one frame of every running sequence, or prompts only.",
+    ),
     _counter("shoal_steps_failed", "steps.failed", "Engine steps that failed with a device error."),
     _counter("shoal_steps_out_of_memory", "steps.out_of_memory", "Engine steps that ran out of GPU memory."),
-    _counter("shoal_step_seconds", "steps.seconds", "Seconds spent in engine steps, without codec decoding."),
+    _counter("shoal_step_seconds", "steps.seconds", "Seconds spent in engine steps, excluding codec decoding."),
     _counter("shoal_codec_seconds", "codec_seconds", "Seconds spent decoding frames to samples."),
     _gauge(
         "shoal_engine_dropped_sizes",
         "dropped_sizes",
-        "Batch and prompt sizes that the backends leave out because they failed; larger or smaller ones serve instead.",
+        "Batch and prompt sizes that the backends no longer use because they failed; other sizes replace them.",
     ),
     _gauge("shoal_voice_cache_entries", "voices.entries", "Encoded voices in memory."),
     _counter("shoal_voice_cache_hits", "voices.hits", "Voice lookups answered from memory."),
@@ -89,7 +95,11 @@ ENGINE_METRICS = (
         "asleep",
         "1 while no engine process runs because the server was idle (`sleep_seconds`), else 0.",
     ),
-    _counter("shoal_engine_wakes", "wakes", "Starts of the engine process by a request after it slept."),
+    _counter(
+        "shoal_engine_wakes",
+        "wakes",
+        "Engine processes started by a request after `sleep_seconds` ended the previous one.",
+    ),
 )
 
 
@@ -111,7 +121,9 @@ class Metrics:
         self._add_requests()
         self.ready = Gauge("shoal_ready", "1 while the server accepts requests, else 0.", registry=self.registry)
         self.loop_lag = Gauge(
-            "shoal_event_loop_lag_seconds", "Delay of the event loop's timers in seconds.", registry=self.registry
+            "shoal_event_loop_lag_seconds",
+            "Seconds by which the event loop wakes a sleeping task too late.",
+            registry=self.registry,
         )
         self.registry.register(EngineCollector(statistics))
         # The standard process_* metrics: memory, file descriptors and CPU time of the server process.

@@ -1,6 +1,4 @@
-"""User directories, atomic file writes, file locks, file systems and process memory, on every platform that Shoal
-imports on.
-"""
+"""User directories, atomic file writes, file locks, file systems and process memory, on Linux, macOS and Windows."""
 
 import errno
 import os
@@ -77,7 +75,7 @@ def _contains(directory: str, path: str) -> bool:
 
 
 class AtomicFile:
-    """File that takes the name `path` when it is committed; a reader sees the old content or all of the new.
+    """Temporary file that replaces `path` when it is committed: readers see the old or the complete new content.
 
     `file` is open for reading and writing. `private` makes the result readable by its owner only. All methods but
     `discard` raise OSError.
@@ -107,7 +105,7 @@ class AtomicFile:
 
 
 def _remove_own(path: Path, process: int) -> None:
-    """Remove a temporary file of this process, not of the one that it was forked from."""
+    """Remove a temporary file, unless this process is a fork of the one that created it."""
     if os.getpid() == process:
         with suppress(OSError):
             path.unlink()
@@ -125,7 +123,7 @@ def atomic_write(path: Path, content: bytes, *, private: bool = False) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power cut. Raises OSError."""
+    """Sync a directory, so that files created or renamed in it survive a power loss. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
         os.fsync(fd)

@@ -86,7 +86,7 @@ class SamplingParams(Sampling):
 class Recording:
     """Voice reference sent with a request: the bytes of an audio file and its transcript.
 
-    In a dialogue `speaker` is the number of its speaker, from 0; None: every recording is a speaker of its own.
+    `speaker` is the number of its speaker in a dialogue, from 0; None: each recording is a speaker of its own.
     """
 
     audio: bytes
@@ -127,7 +127,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """Text to speak and how. The model's defaults apply without `sampling`, and to its fields that are None."""
+    """Text to speak, with its voice and settings. The model's defaults apply to all sampling settings that are None."""
 
     text: str
     voice: str | None = None  # name of a stored voice
@@ -137,15 +137,15 @@ class SpeechRequest:
     recordings: tuple[Recording, ...] = ()  # references of a voice that is not stored; excludes `voice`
     sampling: Sampling | None = None
     chunk_bytes: int | None = None  # maximum bytes of UTF-8 per turn; None: the model's default
-    normalize: bool = True  # markup, and what the model needs spelled out; False: use the text as written
+    normalize: bool = True  # read markup, spell out what the model cannot read; False: use the text as written
     language: str | None = None  # spell out numbers and symbols in this language, for models that do not need it
     ssml: bool | None = None  # whether the text is SSML; None: if it begins with <speak>
     lexicon: tuple[Pronunciation, ...] = ()
     timeout: float | None = None  # seconds from admission to the last sample
     whole: bool = False  # return audio only when complete, so that a failed generation can be retried
     client: str = ""  # name of the API key; waiting requests start round robin over the clients
-    # Earlier turns that this text continues, as returned by the last chunk of the request before. None: the text stands
-    # alone and its turns are not returned.
+    # Earlier turns that this text continues: `AudioChunk.context` of the previous request's last chunk. None: the text
+    # stands alone and its turns are not returned.
     context: tuple[SpokenTurn, ...] | None = None
     carry_turns: bool = True  # generate each turn of a long text with the previous turns as context
     first_chunk_frames: int | None = None  # frames of audio before the first chunk is sent; None: the engine's setting
@@ -172,7 +172,7 @@ class SpeechRequest:
         return None if self.timeout is None else admitted + self.timeout
 
     def first_voice(self, exists: Callable[[str], bool]) -> str | None:
-        """Return the first of `voice` and its fallbacks that exists, `voice` without one; None: the model's default."""
+        """Return the first of `voice` and its fallbacks that exists, else `voice`; None: the model's default."""
         if not self.fallback_voices:
             return self.voice
         names = (self.voice, *self.fallback_voices)
@@ -184,7 +184,7 @@ class AudioChunk:
     """Generated samples; `finish` is set on the last chunk of an utterance, which may be empty.
 
     `context` is set on the last chunk of a request with a context: the turns that the next request can continue.
-    `words` are those that have ended since the chunk before, for requests with `timestamps`.
+    `words` are those that have ended since the previous chunk, for requests with `timestamps`.
     """
 
     samples: Samples

@@ -46,7 +46,7 @@ def _weights(text: str) -> None:
 
 
 def _checked(check: Callable[[str], object]) -> AfterValidator:
-    """Validate a text with the parser that will read it later, so that errors name the setting."""
+    """Validate a value with the parser that the engine uses later, so that the error names the setting."""
 
     def validate(text: str) -> str:
         try:
@@ -92,7 +92,7 @@ class Settings(BaseSettings):
     )
     codec: Path | None = Field(None, description="Codec file or directory, for models that come without a codec.")
     lexicon: Path | None = Field(
-        None, description="File with readings of words, for all requests: a table or a W3C PLS document."
+        None, description="Pronunciation lexicon for all requests: a file with a table of words or a W3C PLS document."
     )
     voices: Path | None = Field(
         None, description="Directory of stored voices. Unset: `voices` in the user's data directory."
@@ -122,17 +122,17 @@ class Settings(BaseSettings):
     )
     prefix_cache: bool = Field(
         EngineConfig.prefix_cache,
-        description="Keep the KV blocks of prompts for later prompts that start the same, such as those of one voice.",
+        description="Reuse KV blocks of a prompt for later prompts with the same prefix, such as those of a voice.",
     )
     host_kv_bytes: Annotated[ByteSize, Field(ge=0)] = Field(
         ByteSize(EngineConfig.host_kv_bytes),
-        description="Host memory for shared KV blocks that were evicted from the device; 0 keeps none.",
+        description="Host memory for shared KV blocks that were evicted from the device; 0 disables this tier.",
     )
     token_budget: Count | None = Field(
         None,
         description="Maximum number of prompt tokens computed per step; steps of hundreds of sequences compute more. "
-        "Longer prompts are prefilled in chunks. Unset: as many as a GPU computes in 12 ms, measured at start, between "
-        "512 and 4,096, and in bursts as many as take half a frame of audio; elsewhere 512.",
+        "Longer prompts are prefilled in chunks. Unset: on a GPU the tokens that it computes in 12 ms, measured at "
+        "start, 512 to 4,096, and in bursts those of half a frame of audio; on other devices 512.",
     )
     policy: Literal["continuous", "dynamic", "static"] = Field(
         EngineConfig.policy,
@@ -142,15 +142,15 @@ class Settings(BaseSettings):
     batch_size: Count = Field(
         EngineConfig.batch_size, description="Maximum batch size of the `dynamic` and `static` policies."
     )
-    # The supervisor treats an engine that makes no step for a minute while requests wait as hung.
+    # Bounded, because the supervisor kills an engine that has requests but runs no step for a minute.
     batch_seconds: Annotated[float, Field(gt=0, le=10)] = Field(
         EngineConfig.batch_seconds,
-        description="Maximum time in seconds, up to 10, that the `dynamic` and `static` policies collect a batch.",
+        description="Maximum time in seconds, up to 10, that the `dynamic` and `static` policies wait to fill a batch.",
     )
     buckets: Sizes | None = Field(
         None,
         description="Batch sizes with a CUDA graph; values above `slots` are ignored, `slots` is always "
-        "included. Not set: 1 to 128 in eleven sizes, then multiples of 64 up to `slots`. Fewer sizes start faster.",
+        "included. Unset: 1 to 128 in eleven sizes, then steps of 64 or more. Fewer sizes start faster.",
     )
     guard: bool = Field(
         EngineConfig.guard,
@@ -163,8 +163,8 @@ class Settings(BaseSettings):
     )
     cpu_isa: CpuIsa = Field(
         "auto",
-        description="Instruction set of the `native` backend on a CPU: `auto` measures those of the CPU once and takes "
-        "the fastest. The results are the same with all but `baseline`. The variable also applies to `shoal say`, "
+        description="Instruction set of the `native` backend on a CPU: `auto` measures those of the CPU once and uses "
+        "the fastest. All but `baseline` give the same audio. The variable also applies to `shoal say`, "
         "`shoal bench` and `shoal.load`.",
     )
     clear_on_oom: bool = Field(
@@ -185,13 +185,13 @@ class Settings(BaseSettings):
     admin_key: SecretStr | None = Field(
         None,
         min_length=16,
-        description="Key of the operator's routes, `/v1/admin/…`, at least 16 characters; it is not an API key. "
+        description="Secret for the operator's routes, `/v1/admin/…`, at least 16 characters; it is not an API key. "
         "Unset: these routes do not exist.",
     )
     keys_file: Path | None = Field(
         None,
         description="File of API keys made by `shoal keys`. Unset: `keys.json` in the user's "
-        "configuration directory; a running server loads it when it is created.",
+        "configuration directory; a running server loads that file as soon as it is created.",
     )
     ignore_instructions: bool = Field(
         False,
@@ -214,7 +214,9 @@ class Settings(BaseSettings):
     wyoming_languages: Names = Field(
         ServerConfig.wyoming_languages, description="Languages of the voices, as Wyoming clients list them."
     )
-    model_aliases: Names = Field(MODEL_ALIASES, description="Model names that OpenAI clients may use for the model.")
+    model_aliases: Names = Field(
+        MODEL_ALIASES, description="Model names that OpenAI clients may use for the loaded model."
+    )
     metrics: bool = Field(True, description="Serve Prometheus metrics at `/metrics`.")
     cors_origins: Names = Field(
         (),
@@ -228,10 +230,10 @@ class Settings(BaseSettings):
         "any other server every name; `*` accepts every name.",
     )
     tracing: bool = Field(
-        False, description="Export OpenTelemetry spans as the OTEL_ variables say; needs `shoal-tts[tracing]`."
+        False, description="Export OpenTelemetry spans, configured by the OTEL_* variables; needs `shoal-tts[tracing]`."
     )
     log_format: Literal["auto", "json", "text"] = Field(
-        "auto", description="Format of the log; `auto` is text on a terminal and JSON otherwise."
+        "auto", description="Log format: `json` or `text`; `auto` is text on a terminal and JSON otherwise."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level of Shoal's own log messages."
@@ -240,9 +242,11 @@ class Settings(BaseSettings):
         0.0,
         ge=0,
         description="Time in seconds without requests after which the engine process ends and frees its memory; the "
-        "next request starts it again and waits for it. 0: never.",
+        "next request starts it again and waits for the model to load. 0: never.",
     )
-    drain_seconds: Positive = Field(30.0, description="Time in seconds to finish running requests after SIGTERM.")
+    drain_seconds: Positive = Field(
+        30.0, description="Maximum time in seconds to finish requests in flight after SIGTERM or SIGINT."
+    )
     encoding_threads: Count | None = Field(
         None, description="Number of threads for audio encoders. Unset: one per usable core, at least 2."
     )
@@ -253,10 +257,12 @@ class Settings(BaseSettings):
     )
 
     # Limits
-    request_seconds: Positive = Field(60.0, description="Maximum time in seconds from a request to its last sample.")
+    request_seconds: Positive = Field(
+        60.0, description="Deadline: maximum time in seconds from the admission of a request to its last sample."
+    )
     text_characters: Count = Field(
         Limits.text_characters,
-        description="Maximum number of characters in the text of a request. The model has its own limit, "
+        description="Maximum number of characters in the text of a request. The model's own limit also applies, "
         "by default 20,000.",
     )
     body_bytes: Bytes = Field(ByteSize(Limits.body_bytes), description="Maximum size of a request body.")

@@ -68,7 +68,7 @@ class ResolvedSettings:
     sources: dict[str, str]
 
     def notices(self) -> list[str]:
-        """Return a sentence for each variable of the older server that has no effect or less than it had there."""
+        """Return a warning for each variable of the older server that has no effect here, or less than it had there."""
         notices = []
         if self.sources["batch_seconds"] == BATCH_TIMEOUT and self.settings.policy == "continuous":
             notices.append(
