@@ -41,7 +41,7 @@ class RequestAccounting:
     ) -> None:
         """`queued`: the caller holds a place in the admission queue and releases it itself.
 
-        `expected_seconds` of audio are reserved from the daily quota of the key until the request has ended.
+        `expected_seconds` of audio are reserved from the key's daily quota until the request ends.
         """
         self._state, self._api, self._key, self._id, self._queued = state, api, key, request_id, queued
         self.started = time.monotonic()
@@ -103,7 +103,7 @@ class RequestAccounting:
 
 
 def outcome_of(error: BaseException | None) -> str:
-    """Return the metric label for how a request ended."""
+    """Return the outcome of a request as a metric label: completed, disconnected or an error code."""
     if error is None:
         return "completed"
     disconnected = isinstance(error, asyncio.CancelledError | GeneratorExit | ClientDisconnected)
@@ -119,7 +119,7 @@ def expected_seconds(request: SpeechRequest, frame_rate: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _seconds_of(character: str) -> float:
-    """Return the time to speak one character: letters, wide letters such as Chinese ones, digits that are spelled."""
+    """Return the estimated time to speak one character. Digits are spelled out; a wide character is a syllable."""
     if character.isdigit():
         return 0.35
     return 0.3 if unicodedata.east_asian_width(character) in "WF" else 0.08

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from shoal.errors import EngineBusy, counted
 
-# A client may hold this many times the free places. So one client gets three quarters of the queue, n active clients
-# get 3 / (1 + 3n) each, and there is always room for another one (Choudhury and Hahne's dynamic thresholds).
+# A client may hold at most this many times the places that are free (dynamic thresholds, Choudhury and Hahne). So a
+# single client gets three quarters of the queue, n active clients get 3 / (1 + 3n) each, and a new client is admitted.
 SHARE_OF_FREE = 3
 
 
@@ -22,7 +22,7 @@ class AdmissionQueue:
     by_client: Counter[str] = field(default_factory=Counter)  # requests in flight
 
     def acquire(self, client: str = "", *, shared: bool = False) -> None:
-        """Raises EngineBusy when the queue is full, or with `shared` when the client holds its share of it."""
+        """Take a place. Raises EngineBusy if the queue is full, or with `shared` if the client has used its share."""
         free, own = self.capacity - self.in_flight, self.by_client[client]
         if free <= 0:
             raise EngineBusy(f"{self.in_flight} requests are in flight and the queue is full; try again later")
@@ -64,7 +64,7 @@ class BodyBudget:
 
 
 class BodyReservation:
-    """The part of the budget that one body holds, for as long as its bytes or objects parsed from them are in use."""
+    """Bytes of the budget that one body holds while it, or the objects parsed from it, are in use."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget, self._size = budget, 0
@@ -75,7 +75,7 @@ class BodyReservation:
         self._size += size
 
     def transfer(self) -> "BodyReservation":
-        """Return a reservation that holds this part from now on; this one is empty then."""
+        """Move the reserved bytes to a new reservation and return it; this one is empty afterwards."""
         other = BodyReservation(self._budget)
         other._size, self._size = self._size, 0
         return other
@@ -86,7 +86,7 @@ class BodyReservation:
         self._size = size
 
     def release(self) -> None:
-        """Idempotent."""
+        """Return the reserved bytes to the budget. Idempotent."""
         self._budget.release(self._size)
         self._size = 0
 

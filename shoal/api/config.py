@@ -24,7 +24,7 @@ class Limits:
     text_characters: int = 10_000
     references: int = 16  # recordings in one request
     reference_seconds: float = 90.0  # length of one recording, or of codes to decode
-    request_seconds: float = 60.0  # from admission to the last generated sample; reading the response may take longer
+    request_seconds: float = 60.0  # from admission to the last generated sample; sending the response may take longer
     buffer_bytes: int = 16 << 20  # generated audio that the client has not read yet, per request
     slow_reader: SlowReaderPolicy = "end"  # action when that buffer is full
     stall_seconds: float = 30.0  # a client that reads nothing for this long is disconnected
@@ -50,11 +50,11 @@ class ServerConfig:
     model: str = "nano"
     model_aliases: tuple[str, ...] = MODEL_ALIASES
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    admin_key: str | None = field(default=None, repr=False)  # None: the routes of the operator do not exist
+    admin_key: str | None = field(default=None, repr=False)  # None: the admin routes do not exist
     keys_file: Path | None = None
     # Key file that does not exist yet. The server needs no key until it is created, and loads it then.
     upcoming_keys_file: Path | None = None
-    usage_file: Path | None = None  # daily audio per key; None: counting restarts with the server
+    usage_file: Path | None = None  # daily audio of each key; None: lost when the server restarts
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()  # names in Host headers; see server/middleware/hosts.py
     key_limits: KeyLimits = field(default=KeyLimits())  # defaults for keys without their own

@@ -70,11 +70,11 @@ class EngineHandle:
     service: SpeechService
     voices: VoiceStore
     frame_rate: float  # frames per second
-    backends: Callable[[], Backends] = Backends  # in use at this moment
+    backends: Callable[[], Backends] = Backends  # returns the backends in use now
     text_rules: TextRules = DEFAULT_RULES
     lexicon: Lexicon | None = None
     clones: bool = True  # whether the model speaks with the voice of a recording
-    openai_voices: Mapping[str, str] = field(default_factory=dict)  # the built-in voice of each of OpenAI's names
+    openai_voices: Mapping[str, str] = field(default_factory=dict)  # OpenAI voice name -> built-in voice
     activity: Callable[[], Activity] = lambda: "awake"
     word_times: bool = False  # whether requests may ask for timestamps
 
@@ -112,7 +112,7 @@ def engine_handle(service: SpeechService, info: ModelInfo, source: EngineSource,
 class EngineLifecycle:
     """Loads the engine in a thread, so that the server answers `/health` meanwhile, and closes it at shutdown.
 
-    `engine` is an engine that is loaded already. `abort` interrupts a load that may take minutes when the server stops.
+    `engine`: already loaded, so `load` is not called. `abort` interrupts a load, which may take minutes, at shutdown.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class EngineLifecycle:
         self._stopped_at = self._stopped_at or time.monotonic()
 
     async def close(self, drain_seconds: float) -> None:
-        """Stop the engine, `drain_seconds` after shutdown began at the latest."""
+        """Drain and stop the engine, at the latest `drain_seconds` after `begin_shutdown`."""
         self.begin_shutdown()
         if self._task is not None:
             if self._engine is None and self._abort is not None:
@@ -178,7 +178,7 @@ class EngineLifecycle:
         logger.info("engine ready after %.1f s (backend %s, codec %s)", seconds, backends.model, backends.codec)
 
     def _record_failure(self, task: asyncio.Task[None], on_failure: Callable[[], None]) -> None:
-        """Store the error of a failed start, which `serve` raises after the server has stopped."""
+        """Store the error of a failed load; `serve` raises it after the server has stopped."""
         failure = None if task.cancelled() else task.exception()
         if failure is not None and not self._stopping:
             self.failure = failure

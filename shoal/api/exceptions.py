@@ -73,11 +73,11 @@ class UnknownHost(ShoalError):
 
 
 class IdleTimeout(InvalidRequest):
-    """No context of a live socket had text to speak for too long."""
+    """No context of a live socket had text to speak for `live_idle_seconds`."""
 
 
 class ServerFull(ShoalError):
-    """The limit on open requests and WebSockets is reached."""
+    """The limit on concurrent requests and WebSockets is reached."""
 
 
 class NotReady(EngineStopped):
@@ -85,7 +85,7 @@ class NotReady(EngineStopped):
 
 
 class SlowReader(ShoalError):
-    """The client reads the audio more slowly than the server is willing to buffer it."""
+    """The client reads so slowly that the buffer is full, or has read nothing for `stall_seconds`."""
 
 
 def error_code(error: BaseException) -> str:

@@ -117,9 +117,9 @@ class KeyUsageTracker:
         usage.audio_seconds += seconds
 
     def _check_quota(self, usage: KeyUsage, limit: float, expected_seconds: float) -> None:
-        """Raise QuotaExceeded unless the request fits, or is the only one and something is left.
+        """Raise QuotaExceeded unless the request fits, or some quota is left and no other request is in flight.
 
-        So a key can use all of its quota, and exceeds it by at most one request, however many it sends at once.
+        So a key can use its whole quota, and exceeds it by at most one request, even if it sends many at once.
         """
         if usage.audio_seconds >= limit:
             message = f"this key has used its {limit:g} seconds of audio for today (UTC)"

@@ -134,7 +134,7 @@ class KeyFile:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Exclude other writers, in all processes, from reading the keys to writing them back. Raises OutputError."""
+        """Lock out writers in all processes while keys are read, changed and written back. Raises OutputError."""
         # The lock is on a file beside the keys: an atomic write replaces the file itself.
         lock = self.path.with_name(f".{self.path.name}.lock")
         with ExitStack() as stack:

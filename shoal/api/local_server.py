@@ -2,7 +2,7 @@
 
 A server with a registry entry also listens on a Unix socket beside it. The directory belongs to the user and is closed
 to others, so no other user can put a socket there or connect to one: text is never sent to a server of another user, as
-it could be through a port that another process has taken over. Windows has no such sockets in Python, so no entries.
+it could be through a port that another process has taken over. Python on Windows has no Unix sockets: no registry.
 """
 
 import errno
@@ -80,10 +80,10 @@ class LocalServer:
     """Registry entry of a running server."""
 
     pid: int
-    host: str  # name of the machine: home directories may be shared
+    host: str  # host name of the machine, because machines may share a home directory
     url: str  # address for browsers and other clients
     model: str  # value of the server's setting `model`
-    requires_key: bool  # when the server started
+    requires_key: bool  # as of the start of the server
     identity: EngineIdentity
     socket: Path
 

@@ -43,7 +43,7 @@ class OutputEncoder:
     """Encoder of one response. With `stream`, bytes are returned as soon as they are ready.
 
     Without `stream`, `finish` returns the whole file, whose header then has the true length. CPU-bound: call it through
-    `ServerState.encode`, one call at a time. The codec is opened by the first of them, so creating one costs nothing.
+    `ServerState.encode`, one call at a time. The first call opens the codec, so the constructor is cheap.
     """
 
     def __init__(self, options: OutputOptions, model_rate: int, *, stream: bool) -> None:
@@ -54,7 +54,7 @@ class OutputEncoder:
 
     @property
     def only_converts(self) -> bool:
-        """Return whether calls only convert the rate and type of samples: 0.3 ms for the largest chunk."""
+        """Return whether calls only convert sample rate and dtype, which takes 0.3 ms for the largest chunk."""
         plain = self._options.speed == 1.0 and not self._options.normalize_loudness
         return self._stream and plain and self._options.format in ("pcm", "wav")
 
@@ -66,10 +66,10 @@ class OutputEncoder:
         return self._ready.take()
 
     def drain(self) -> bytes:
-        """Return what speed and rate conversion still hold back, with `stream`; the next samples begin a new stream.
+        """Flush the buffers of speed and rate conversion, for `stream` only; the next samples begin a new signal.
 
-        Without it the end of a sentence is sent with the next one, which may follow minutes later. A compressed
-        format still holds back its last frame, at most 60 ms.
+        Otherwise the end of a sentence would be sent with the next sentence, which may follow minutes later. The
+        encoder of a compressed format still buffers its last frame, at most 60 ms.
         """
         if not self._fed:
             return b""

@@ -24,12 +24,12 @@ from shoal.text.tokenizer import SPEAKER_TAG
 
 SPOKEN_TEXT_BYTES = 4_000  # limit of the X-Spoken-Text header; /v1/text returns a whole text
 
-BRACKETS = str.maketrans("[]", "()")  # a direction is in brackets itself
+BRACKETS = str.maketrans("[]", "()")  # brackets inside a direction would end it
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechJob:
-    """A request ready to run: what to say, on which engine, in which format, for which key."""
+    """A validated request with its engine, output format and key."""
 
     api: str  # label in metrics and logs
     request: SpeechRequest
@@ -42,7 +42,7 @@ class SpeechJob:
     prefix: int = 0  # characters at the start of the request's text that are not the client's
 
     def __post_init__(self) -> None:
-        # Here, so that a key's lexicon applies in every API.
+        # Done here, so that a key's lexicon applies in every API.
         object.__setattr__(self, "request", with_key_lexicon(self.request, self.key))
 
     @property
@@ -133,16 +133,16 @@ def with_direction(text: str, direction: str) -> str:
 
 
 def openai_voices(body: OpenAISpeech) -> tuple[str | None, tuple[str, ...]]:
-    """Return the name of the voice, and those of a dialogue."""
+    """Return (voice, ()) for one voice, or (None, voices) for a dialogue."""
     if isinstance(body.voice, list):
         return (body.voice[0], ()) if len(body.voice) == 1 else (None, tuple(body.voice))
     return body.voice if isinstance(body.voice, str) else body.voice.id, ()
 
 
 def fallback_voices(name: str | None, engine: EngineHandle) -> tuple[str | None, ...]:
-    """Return the voice that an OpenAI name means where none is stored under it; other names have no fallback.
+    """Return the fallback of an OpenAI voice name, for when no voice is stored under it; empty for other names.
 
-    It is the built-in voice assigned to the name, or without one None, the model's default.
+    It is the built-in voice assigned to the name, else None, the model's default.
     """
     return (engine.openai_voices.get(name),) if name in OPENAI_VOICES else ()
 
@@ -159,7 +159,7 @@ def language_of(body: TextFields) -> str | None:
 
 
 def request_lexicon(body: TextFields) -> tuple[Pronunciation, ...]:
-    """Raises SchemaViolation for an entry that is not one, and for a lexicon of a text that is passed unchanged."""
+    """Return the lexicon of a body. Raises SchemaViolation for an invalid entry, or a lexicon without `normalize`."""
     if body.lexicon and body.normalize is False:
         raise wrong_field("lexicon", "normalize: false passes the text unchanged; leave one of them out")
     try:
@@ -176,7 +176,7 @@ def with_key_lexicon(request: SpeechRequest, key: Key) -> SpeechRequest:
 
 
 def text_plan(request: SpeechRequest, engine: EngineHandle) -> TextPlan:
-    """Return what the model reads for a request. CPU-bound: run it in a thread. Raises TextError."""
+    """Return the text of a request as the model reads it. CPU-bound: run it in a thread. Raises TextError."""
     return plan_text(request, engine.text_rules, lexicon=engine.lexicon)
 
 
@@ -191,7 +191,7 @@ def spoken_text_header(request: SpeechRequest, engine: EngineHandle) -> str:
 
 
 def response_headers(job: SpeechJob, config: ServerConfig) -> dict[str, str]:
-    """Return headers with what a client cannot read from the audio bytes."""
+    """Return the headers of an audio response: format, sample rate, model, seed and ignored fields."""
     assert job.request.sampling is not None
     headers = {"X-Ignored-Fields": ", ".join(job.ignored)} if job.ignored else {}
     return headers | {
@@ -244,7 +244,7 @@ def recordings(references: Sequence[ReferenceRecording], limits: Limits) -> tupl
 
 
 def ignored_model(model: str | None, config: ServerConfig) -> tuple[str, ...]:
-    """Return what the `model` header of a Fish client asks for without effect: any name selects the loaded model."""
+    """Return the ignored fields of a Fish client's `model` header: any name selects the loaded model."""
     return () if model is None or model == config.model else ("model",)
 
 

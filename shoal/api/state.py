@@ -79,7 +79,7 @@ class ServerState:
     async def encode(self, encoder: OutputEncoder, work: Callable[..., bytes], *args: Samples) -> bytes:
         """Run a method of an encoder in the encoder threads, whose number bounds its CPU use.
 
-        Conversions run here: they take less time than a thread needs to start and report them.
+        Calls that only convert samples run on the event loop: handing them to a thread would take longer.
         """
         if encoder.only_converts:
             return work(*args)
@@ -119,13 +119,13 @@ class ServerState:
     async def _reload_keys(self, file: KeyFile) -> None:
         try:
             self.keys = await asyncio.to_thread(load_keys, self.config)
-            logger.info("loaded %s after a change of %s", counted(len(self.keys), "key"), file.path.name)
+            logger.info("loaded %s: %s has changed", counted(len(self.keys), "key"), file.path.name)
         except ShoalError as problem:
             logger.warning("keys not reloaded, keeping the previous ones: %s", problem)
 
 
 def create_state(config: ServerConfig, lifecycle: EngineLifecycle, slots: int) -> ServerState:
-    """Read the key and usage files and create the state. Raises InvalidRequest for a broken key file."""
+    """Read the key and usage files and create the state. Raises InvalidRequest for an invalid key file."""
     engine_stats, key_usage, limits = EngineStatsCache(), KeyUsageTracker(config.key_limits), config.limits
     return ServerState(
         config,

@@ -18,7 +18,7 @@ MAX_PAUSE_SECONDS = 0.8
 SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？")
 CLOSERS = "\"'”’»)]*_`"
 ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z]\w{1,30});")
-# Marks of Markdown around a word or a part of it; "5*3" and "snake_case" have them within.
+# Markdown emphasis at the start or end of a word; the marks inside "5*3" and "snake_case" are kept.
 EMPHASIS = re.compile(r"(?<![^\W_])(?<![*_`~])(?:[*_`]|~~)+|(?:[*_`]|~~)+(?![^\W_]|[*_`~])")
 
 

@@ -18,7 +18,7 @@ class WordScale:
 
     speed: float = 1.0  # speed of the output; the engine generates at speed 1
     seconds: float = 0.0  # duration of the audio before the request, at speed 1
-    characters: int = 0  # length of the client's text before that of the request; negative: the request has a prefix
+    characters: int = 0  # client's text before the request's, in characters; negative: length of the request's prefix
 
     def apply(self, words: Iterable[Word]) -> tuple[Word, ...]:
         return tuple(
@@ -49,7 +49,7 @@ def with_spaces(words: Sequence[Word]) -> Iterator[tuple[Word, str]]:
 
 
 class FishAlignment:
-    """Alignment of consecutive messages, each with the words that are new; `chunk_seq` counts those with words."""
+    """Alignment of consecutive messages, each with the words since the last; `chunk_seq` counts messages with words."""
 
     def __init__(self) -> None:
         self._number = -1

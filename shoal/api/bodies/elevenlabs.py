@@ -61,7 +61,8 @@ class ElevenLabsFields(SamplingExtensions):
     """Fields that the bodies of speech and of dialogues share."""
 
     model_id: Annotated[
-        str | None, Field(max_length=255, description="Any name: the loaded model speaks. /v1/models has its name.")
+        str | None,
+        Field(max_length=255, description="Any name is accepted and selects the loaded model, which /v1/models lists."),
     ] = None
     language_code: Annotated[str | None, Field(max_length=64, description=NO_EFFECT)] = None
     seed: Annotated[
@@ -133,10 +134,10 @@ class AudioDelivery:
 
     output: OutputOptions
     whole: bool  # one file instead of a stream
-    low_latency: bool = False  # begin a stream with the first frames, at the risk of gaps in playback
+    low_latency: bool = False  # begin a stream with the first frames, at the risk of playback stalls
 
     def first_chunk_frames(self, frame_rate: float) -> int | None:
-        """Return the frames of the first chunk: players start with it, and need some audio ahead of the network."""
+        """Return the frames of the first chunk, which players start with: it has to bridge network jitter."""
         return None if self.whole or self.low_latency else round(FIRST_CHUNK_SECONDS["balanced"] * frame_rate)
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 MAX_ELEMENTS = 10_000
-MAX_KEYS = 1_000  # validation makes one error per unknown key
+MAX_KEYS = 1_000  # validation creates one error per unknown key
 MAX_DEPTH = 32
 MAX_ESCAPES = 1_000_000  # a parser holds the GIL while it resolves them; some clients escape every / of base64
 QUOTE = ord('"')
@@ -92,7 +92,8 @@ class _MsgpackScan:
             if following is None:
                 self.value(depth)
             else:
-                self.position += 1 + following  # a body that ends inside this value is noticed at its end
+                # If the body ends inside this value, the next one or `scan_msgpack` detects it.
+                self.position += 1 + following
 
     def _map(self, entries: int, depth: int) -> None:
         self._count.add(2 * entries)
@@ -131,7 +132,7 @@ def _key_text(packed: bytes) -> bytes:
 
 
 def scan_json(body: bytes, max_elements: int = MAX_ELEMENTS) -> None:
-    """Raise BodyRejected for too many values or keys, deep nesting and duplicate keys. Other faults are the parser's.
+    """Raise BodyRejected for too many values or keys, deep nesting and duplicate keys. The parser finds other errors.
 
     Strings, keys, lists, objects and commas count as elements, which is at most twice the number of values and keys.
     """

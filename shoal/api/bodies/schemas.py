@@ -26,9 +26,9 @@ from shoal.audio.formats import OPUS_BITRATES
 Format = Literal["wav", "pcm", "mp3", "opus", "flac", "aac", "webm", "ulaw", "alaw"]
 AUTO_BITRATE = -1000
 OPUS_KILOBITS = (AUTO_BITRATE, 24, 32, 48, 64)  # values of Fish Audio's older clients
-# First chunk by `latency`. Playback starts with it: on real networks a start after 90 ms crackled.
+# Seconds of audio in the first chunk, by `latency`. Playback that started with 90 ms crackled on real networks.
 FIRST_CHUNK_SECONDS = {"balanced": 0.46, "normal": 0.93}
-KNOWN_FEATURES = ("quality-guard",)  # every request has it: output that is not speech is generated again
+KNOWN_FEATURES = ("quality-guard",)  # always on: output that is not speech is generated again
 PCM_RATE = 24_000  # Hz; OpenAI's clients assume it, since pcm has no header
 
 
@@ -39,7 +39,7 @@ class Body(BaseModel):
 
 
 def _integral(value: Any) -> Any:
-    """JSON does not distinguish 200.0 from 200, and clients in some languages send the former."""
+    """Convert integral floats: JSON does not distinguish 200.0 from 200, and some clients send the former."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -76,8 +76,8 @@ SampleRate = Annotated[Integer, Field(ge=8_000, le=192_000)]
 Normalize = Annotated[
     bool | Literal["en", "de", "fr"],
     Field(
-        description="true: read markup, and spell out what the model needs; false: pass the text unchanged; "
-        "a language: also spell out numbers and symbols in it, for models that read many languages."
+        description="true: read markup, and spell out what the model cannot read; false: pass the text unchanged; "
+        "a language: also spell out numbers and symbols in that language, for multilingual models."
     ),
 ]
 Ssml = Annotated[bool | None, Field(description="Whether the text is SSML. Default: if it begins with `<speak>`.")]
@@ -235,10 +235,10 @@ class SpeechBody(Body):
     prosody: Annotated[Prosody | None, Field(description="Speed and volume of the audio.")] = None
     min_chunk_length: Annotated[
         Integer,
-        Field(ge=0, le=1000, description="Live socket only: minimum characters to speak before a flush."),
+        Field(ge=0, le=1000, description="Live socket only: minimum characters to buffer before a sentence is spoken."),
     ] = 50
     condition_on_previous_chunks: Annotated[
-        bool, Field(description="Generate every turn, and every sentence of a live session, with the previous ones.")
+        bool, Field(description="Generate every turn, and live sentence, with the previous ones as context.")
     ] = True
     early_stop_threshold: Annotated[
         float, Field(ge=1.0, le=1.0, description="Only 1.0 is supported: generation ends at the model's end token.")
@@ -270,7 +270,7 @@ class SpeechBody(Body):
         return round(FIRST_CHUNK_SECONDS[self.latency] * frame_rate)
 
     def ignored(self) -> tuple[str, ...]:
-        """Return the names of what the body asks for without effect."""
+        """Return the names of the requested features that have no effect."""
         return tuple(f"features.{_header_text(name)}" for name in self.features if name not in KNOWN_FEATURES)
 
     def output(self) -> OutputOptions:
@@ -294,7 +294,7 @@ class SpeechBody(Body):
 
 
 def _header_text(name: str) -> str:
-    """Return a name in the characters that an HTTP header can hold."""
+    """Return a name with every character that is not safe in an HTTP header replaced by a question mark."""
     return re.sub(r"[^A-Za-z0-9._-]", "?", name)
 
 
@@ -317,7 +317,7 @@ class VoiceById(Body):
 
 
 class SamplingExtensions(Body):
-    """Sampling fields that the APIs of others do not have."""
+    """Sampling fields that extend the OpenAI and ElevenLabs APIs."""
 
     temperature: Annotated[Temperature | None, Field(description="Extension: sampling temperature.")] = None
     top_p: Annotated[TopP | None, Field(description="Extension: nucleus sampling threshold.")] = None
@@ -342,8 +342,8 @@ class OpenAISpeech(SamplingExtensions):
         str | None,
         Field(
             max_length=4_096,
-            description="How to speak. S2 models read it as a direction in brackets before the text; other models "
-            "follow none, and it is refused unless `ignore_instructions` is set.",
+            description="Speaking style. S2 models read it as a direction in brackets before the text; for other "
+            "models the request is refused unless the server sets `ignore_instructions`.",
         ),
     ] = None
     response_format: Annotated[

@@ -1,4 +1,4 @@
-"""Messages of ElevenLabs' WebSockets, `stream-input` and `multi-stream-input`, and what the query selects."""
+"""Messages of ElevenLabs' WebSockets, `stream-input` and `multi-stream-input`, and the options of their query."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class StreamMessage(Body):
         return [*settings, *(["pronunciation_dictionary_locators"] if self.pronunciation_dictionary_locators else [])]
 
     def min_characters(self) -> int:
-        """Return how much text is buffered before the end of a sentence is spoken."""
+        """Return the minimum number of characters to buffer before a sentence is spoken."""
         schedule = self.generation_config.chunk_length_schedule if self.generation_config else None
         return round(min(500.0, max(0.0, schedule[0]))) if schedule else DEFAULT_MIN_CHARACTERS
 
@@ -128,7 +128,7 @@ class StreamOptions:
     auto_mode: bool  # speak every message at once, without waiting for the end of a sentence
     normalize: bool
     seed: int | None
-    sync_alignment: bool  # times of characters count from the start of a context, not from the message before
+    sync_alignment: bool  # character times count from the start of the context, not from the previous message
 
     def request(self, voice: str | None, seed: int, frame_rate: float, timeout: float) -> SpeechRequest:
         """Return the request of a context, without text."""
@@ -149,7 +149,7 @@ class StreamOptions:
 
 
 def stream_options(query: Mapping[str, str]) -> StreamOptions:
-    """Read the query. Parameters that select nothing here are ignored, as ElevenLabs does. Raises SchemaViolation."""
+    """Parse the query. Unknown parameters are ignored, as ElevenLabs does. Raises SchemaViolation."""
     format = query.get("output_format", DEFAULT_OUTPUT)
     if format not in OUTPUTS:
         raise wrong_field("output_format", f"use one of {', '.join(OUTPUTS)}")

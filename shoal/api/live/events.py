@@ -14,7 +14,7 @@ from shoal.text.markup.pauses import PAUSE
 # A sentence ends only when something follows its end mark: "3." may become "3.5", and "..." may grow.
 SENTENCE_END = re.compile(r"[.!?…;:]['\")\]]*(?=\s)|[。！？；]|\n")
 DEFAULT_MAX_CHARACTERS = 200
-# Phonemes, control tokens and style markers. The last one may not have arrived completely.
+# Markup that must not be cut: phonemes, control tokens, style markers, pauses. The last one may be incomplete.
 MAX_UNCUT = 256
 UNCUT = re.compile(
     r"<\|phoneme_start\|>[^<]{0,200}(?:<\|phoneme_end\|>)?|<\|[^<|>]{0,32}(?:\|>)?"
@@ -23,9 +23,9 @@ UNCUT = re.compile(
 COMPLETE = re.compile(
     r"<\|phoneme_start\|>[^<]*<\|phoneme_end\|>|<\|(?!phoneme_start)[^<|>]*\|>|\[.*\]|\(.*\)|<break[^<>]*>"
 )
-# Pauses and HTML tags have letters but no words.
+# Pauses and HTML tags contain letters but are not spoken.
 WORDLESS = re.compile(rf"{PAUSE.pattern}|</?[A-Za-z][^<>]{{0,100}}>")
-MAX_EVENT_BYTES = 64 << 10  # all events but `start`, which may carry recordings
+MAX_EVENT_BYTES = 64 << 10  # limit of every event except `start`, which may carry recordings
 
 
 class LiveBody(SpeechBody):
@@ -85,7 +85,7 @@ def parse_message(message: bytes) -> LiveBody | Text | Flush | Stop | Cancel:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A sentence or a part of one; `end` is the number of characters of the whole text up to its end."""
+    """A sentence or a part of one; `end` is the position of its end in the whole text, in characters."""
 
     text: str
     end: int
@@ -131,7 +131,7 @@ class TextBuffer:
         """Return where to cut the buffered text, or 0 to wait for more."""
         if len(self._text) < max(self._min, 1):
             return 0
-        # Only the first end is searched for: a text of many short sentences is cut as many times.
+        # Stop at the first end: this runs once per sentence, so finding all ends each time would be quadratic.
         found = SENTENCE_END.finditer(self._text, 0, self._max + 2)
         end = next((each.end() for each in found if each.end() >= self._min), None)
         if end is not None and end <= self._max:
@@ -142,7 +142,7 @@ class TextBuffer:
 
 
 def uncut(text: str, longest: int) -> int:
-    """Return where to cut a text without a sentence end: at a space outside of tags and markers; 0: wait for more."""
+    """Return the position at which to cut a text without a sentence end: a space outside markup; 0: wait for more."""
     space = text.rfind(" ", 1, longest)
     cut = space if space > 0 else longest
     within = (each for each in UNCUT.finditer(text, 0, longest + MAX_UNCUT) if each.start() < cut < each.end())

@@ -67,8 +67,8 @@ class IdleTimer:
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
         """Raise IdleTimeout when the socket has been idle for too long."""
-        # A message that has arrived already is received without waiting: thousands of small ones in a row would keep
-        # the event loop from all other clients.
+        # Yield to the event loop: receiving a message that has already arrived does not suspend the task, so thousands
+        # of small messages would block all other clients.
         await asyncio.sleep(0)
         try:
             async with asyncio.timeout(None) as self._timer:
@@ -85,7 +85,7 @@ class IdleTimer:
 
 
 class TextMark(Enum):
-    """Marks in the queue of text pieces: the client flushed, or no more text follows."""
+    """Markers in the queue of text pieces: the client has flushed, or no more text follows."""
 
     FLUSHED = "flushed"
     ENDED = "ended"
@@ -223,7 +223,7 @@ class LiveContext:
         ) as accounting:
             try:
                 deadline = request.deadline_from(accounting.started)
-                # The handle of the job also during shutdown: accepted text is still spoken.
+                # Not `require_engine`, which raises during shutdown: accepted text is still spoken.
                 chunks = job.engine.service.speak(request, deadline)
                 async with aclosing(chunks_before(deadline, chunks)) as received:
                     async for chunk in received:
@@ -270,7 +270,7 @@ class LiveContexts:
     ) -> LiveContext:
         """Start a context. Raises InvalidRequest if the name is in use or too many contexts are open.
 
-        What `reservation` holds is transferred to the context: each of its texts uses the recordings of `job`.
+        Ownership of `reservation` passes to the context, whose texts all use the recordings of `job`.
         """
         if name in self._open:
             raise InvalidRequest(f"the context {name[:64]!r} is open already: end or cancel it first")
@@ -279,7 +279,7 @@ class LiveContexts:
         held = None if reservation is None else reservation.transfer()
         context = LiveContext(self._state, job, buffer, send, self.idle, held)
         task = self._group.create_task(self._run(name, context, on_end))
-        # A task that is cancelled before it first ran does not reach its own `finally`.
+        # `run` releases the context in `finally`, which a task that is cancelled before its first step never reaches.
         task.add_done_callback(lambda _: context.close())
         self._open[name] = context, task
         return context

@@ -78,7 +78,7 @@ class KeptSpeechStore:
         self._finished[speech.key, id] = speech
 
     def drop(self, speech: KeptSpeech) -> None:
-        """Forget speech that was recorded only in part."""
+        """Release the memory of speech that was recorded only in part."""
         self._release(speech)
 
     def _release(self, speech: KeptSpeech) -> None:

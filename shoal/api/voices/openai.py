@@ -1,13 +1,13 @@
-"""OpenAI's voice names on a model that has other voices: each name means one of the built-in voices.
+"""Map OpenAI's voice names to the model's built-in voices, so that clients with a fixed list of names can use them.
 
-A client that offers OpenAI's names then offers different voices. A stored voice of the same name takes precedence.
+A stored voice of the same name takes precedence.
 """
 
 from collections import Counter
 
 from shoal.voices.store import VoiceStore
 
-# The gender that listeners ascribe to each voice; the most used names come first and share a voice last.
+# Perceived gender of each voice. Ordered by popularity: the first names get voices of their own, later ones share.
 GENDERS = {
     "alloy": "",
     "nova": "female",
