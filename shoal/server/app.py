@@ -26,7 +26,7 @@ SageMaker's (`/invocations`). Unknown fields are rejected."""
 def create_app(
     state: ServerState, on_failure: Callable[[], None] = lambda: None, *, before: Sequence[APIRouter] = ()
 ) -> FastAPI:
-    """Create the application. `on_failure` is called when the model cannot be loaded.
+    """Create the application. `on_failure` is called on the event loop when the model cannot be loaded.
 
     Routers in `before` take precedence over the built-in routes.
     """
@@ -52,12 +52,12 @@ def create_app(
     )
     app.state.server = state
     modules = (text, codec, convert, sagemaker, about, health)
-    # Routes are tried in this order: those of speech come first.
+    # Routes are matched in this order, so the busiest, those of speech, come first.
     speech = (fish.speech.speech_router, openai.speech.speech_router)
     others = (*fish.ROUTERS, *openai.ROUTERS, *elevenlabs.ROUTERS, *(each.router for each in modules))
     for router in (*before, *speech, *others):
         app.include_router(router)
-    # The address of Fish Audio's cloud for ElevenLabs' clients.
+    # Fish Audio's cloud serves ElevenLabs' clients under this prefix.
     for router in elevenlabs.SEPARATE_ROUTERS:
         app.include_router(router, prefix="/compat/elevenlabs", include_in_schema=False)
     if state.config.admin_key is not None:
@@ -74,8 +74,8 @@ def create_app(
 def add_middleware(app: FastAPI, state: ServerState) -> None:
     """Add the middleware, innermost first.
 
-    Request ids are outside the rest, so that every rejection has an id and is counted; the origin check is outside the
-    errors, so that permitted web pages can read them.
+    RequestIDMiddleware wraps the others, so that every rejection has an id and is counted. OriginMiddleware wraps
+    ErrorMiddleware, so that permitted web pages can read error responses.
     """
     app.add_middleware(
         ConnectionLimit,

@@ -1,4 +1,4 @@
-"""Errors of a connection that has no status code to report them by: WebSockets and Wyoming."""
+"""Error handling of connections that cannot report an error by status code: WebSockets and Wyoming."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -57,16 +57,16 @@ STATUS: dict[type[ShoalError], int] = {
     exceptions.NotReady: 503,
     exceptions.SlowReader: 408,
 }
-# Statuses after which the connection is closed: the rest of the body is not worth reading.
+# Statuses after which the connection is closed instead of reading the rest of the request body.
 CLOSING = {408, 413}
 OPENAI_PATHS = ("/v1/audio/", "/v1/models")
 ELEVENLABS_PATHS = ("/v1/text-to-speech/", "/v1/text-to-dialogue", "/v1/voices", "/v2/voices", "/compat/elevenlabs/")
-STARTING_SECONDS = 5.0
+STARTING_SECONDS = 5.0  # Retry-After while no engine is available
 CLIENT_CLOSED_REQUEST = 499  # nginx's convention; only the log and the metrics see it
 
 
 def add_exception_handlers(app: FastAPI, retry_after_seconds: Callable[[], float]) -> None:
-    """`retry_after_seconds` estimates when a client should retry after the queue was full."""
+    """Register the handlers. `retry_after_seconds` estimates when a rejected client should retry."""
 
     async def on_shoal_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ShoalError)
@@ -83,7 +83,7 @@ def add_exception_handlers(app: FastAPI, retry_after_seconds: Callable[[], float
 
     app.add_exception_handler(ShoalError, on_shoal_error)
     app.add_exception_handler(HTTPException, on_http_exception)
-    # Starlette raises its own while a body is being read.
+    # Starlette has a class of its own for a disconnect while the body is read.
     app.add_exception_handler(ClientDisconnect, on_disconnect)
     app.add_exception_handler(exceptions.ClientDisconnected, on_disconnect)
 
@@ -125,7 +125,7 @@ def openai_error(status: int, message: str, code: str, param: str | None = None)
 
 
 def elevenlabs_error(message: str, code: str) -> dict[str, Any]:
-    # ElevenLabs' name for the one error that its clients handle by name.
+    # ElevenLabs' clients recognise this error by its code.
     code = "invalid_api_key" if code == "unauthorized" else code
     return {"detail": {"status": code, "message": message}}
 

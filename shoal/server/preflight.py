@@ -1,6 +1,6 @@
 """Check that this machine supports the configured device and weights, before the server listens or loads a model.
 
-Only torch can tell, and the server process must not import it, so a short-lived child process checks.
+The check needs torch, which the server process must not import, so a short-lived child process runs it.
 """
 
 import multiprocessing

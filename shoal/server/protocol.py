@@ -25,7 +25,7 @@ if sys.platform != "win32":
     import termios
 
 CLOSING_SECONDS = 5.0
-CHECKS = 4  # per stall timeout
+CHECKS = 4  # checks per stall timeout
 FRAGMENT_OVERHEAD_BYTES = 128  # memory that a fragment of a WebSocket message needs besides its data
 HANG_UP_CHECK_SECONDS = 0.1
 UPGRADES = (b"upgrade", b"http2-settings")  # headers, and options of the Connection header
@@ -78,7 +78,7 @@ class StallWatchdog:
             self._schedule()
 
     def _count(self) -> int:
-        # The kernel takes new data only in large steps, between which a slow client's reads show only in its buffer.
+        # The kernel accepts data in large steps; between them, a slow client's reads only shrink the kernel's buffer.
         return self._transport.get_write_buffer_size() + kernel_send_bytes(self._transport)
 
     def _schedule(self) -> None:
@@ -87,7 +87,7 @@ class StallWatchdog:
 
 
 async def close_transport(transport: asyncio.Transport, lost: asyncio.Event, immediately: bool) -> None:
-    """Close, and wait until it is closed: uvicorn logs an error for an app that returns with an open response."""
+    """Close the transport and wait: uvicorn logs an error if the app returns while its response is open."""
     if immediately:
         transport.abort()
     else:
@@ -98,7 +98,7 @@ async def close_transport(transport: asyncio.Transport, lost: asyncio.Event, imm
 
 
 def has_hung_up(transport: asyncio.Transport) -> bool:
-    """Return whether the connection was reset. A client that only ended its sending side has not hung up."""
+    """Return whether the connection was reset. A half-closed connection (client sent FIN) does not count."""
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), 0)
     return bool(poll.poll(0))
@@ -190,7 +190,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._done = True
         self._watchdog.start()
         if not self.disconnected:
-            self.idle[self] = None  # waits for the client's close frame
+            self.idle[self] = None  # idle: only waits for the client's close frame
 
     def _is_writing(self) -> bool:
         return self.writable.is_set() and not self._done
@@ -205,7 +205,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self._fragment_bytes > 2 * self._message_bytes:
             self._fail(CloseCode.MESSAGE_TOO_BIG, "the message has too many fragments")
             return
-        # Only a frame that began before the route lowered the limit gets here; later ones are refused by their header.
+        # Only a frame that began before the route lowered the limit gets here; later ones are rejected by their header.
         if len(self.conn.reader.buffer) > self._message_bytes:
             self._fail(CloseCode.MESSAGE_TOO_BIG, f"a message has at most {self._message_bytes:,} bytes")
             return
@@ -231,7 +231,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with limits on headers, idle connections and stalled clients.
 
-    Upgrades to protocols other than WebSocket are ignored, and a client that ends its sending side gets its response.
+    Upgrades to protocols other than WebSocket are ignored. A client that half-closes still gets its response.
     """
 
     limits = Limits()
@@ -264,12 +264,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._lost.set()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keep the connection for a response in progress; return None to close it."""
+        """Return True to keep a half-closed connection while its response is in progress, None to close it."""
         if not self._can_detect_hang_up() or self.cycle.more_body or self.cycle.response_complete:
             return None
         self.cycle.keep_alive = False
         if not self.cycle.response_started and not self.pipeline:
-            # A client that has closed the connection, rather than its sending side only, answers with a reset.
+            # A client that has closed the connection completely, not only half, answers this with a reset.
             self.transport.write(CONTINUE)
         self._check_hang_up()
         return True
@@ -321,7 +321,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         # The response may still be in the transport's buffer, and no application waits for it to be sent.
         self._watchdog.start()
-        # Otherwise a pipelined request is being served now.
+        # False if a pipelined request is already being served.
         if self.cycle.response_complete:
             self.idle[self] = None
 
@@ -341,7 +341,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self.parser.get_method() == b"CONNECT":
             self.send_400_response("CONNECT is not supported.")
         else:
-            # The parser takes the head for the whole request, and the body for the next one. A new parser gets the
+            # The parser treats the head as the whole request and the body as the next one, so a new parser gets the
             # head without the upgrade.
             head = self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)
@@ -359,7 +359,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _can_detect_hang_up(self) -> bool:
-        # Other systems' poll() reports a client that ended its sending side like one that has closed the connection.
+        # On other systems poll() does not distinguish a half-closed connection from a closed one.
         return sys.platform == "linux" and self.cycle is not None and self.scope["http_version"] == "1.1"
 
     def _check_hang_up(self) -> None:
@@ -375,7 +375,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.connections) > self.limits.connections and self.idle:
             oldest = next(iter(self.idle))
             del self.idle[oldest]
-            # close() would keep the connection until its last response is read.
+            # With unsent data, close() would keep the connection until the client has read it.
             unsent = oldest.transport.get_write_buffer_size()
             oldest.transport.abort() if unsent or oldest.transport.is_closing() else oldest.transport.close()
 

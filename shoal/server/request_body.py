@@ -64,7 +64,7 @@ async def read_form(request: Request, limits: Limits, budget: BodyBudget) -> For
 
 
 async def read_body(request: Request, limits: Limits, budget: BodyBudget) -> bytes:
-    """Return the body. Raises BodyTooLarge on the declared length, before reading, or while reading, at the limit.
+    """Return the body. Raises BodyTooLarge: by the declared length before reading, else once the limit is exceeded.
 
     The body counts against the budget until the request ends or `release_body` is called.
     """
@@ -87,7 +87,7 @@ async def read_body(request: Request, limits: Limits, budget: BodyBudget) -> byt
 
 
 def release_body(request: Request) -> None:
-    """Release the body's budget before the request ends, once neither its bytes nor what was parsed are needed."""
+    """Release the body's budget early, once neither its bytes nor the objects parsed from it are needed."""
     reservation = getattr(request.state, "body_reservation", None)
     if isinstance(reservation, BodyReservation):
         reservation.release()

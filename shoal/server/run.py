@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DRAIN_CHECK_SECONDS = 0.05
-LISTEN_BACKLOG = 512  # connections that the kernel queues until they are accepted
+LISTEN_BACKLOG = 512  # connections that the kernel queues before they are accepted
 
 
 def serve(
@@ -70,7 +70,7 @@ def serve(
 def _registered(
     config: ServerConfig, source: EngineSource, voices: Path, address: str, port: int
 ) -> AbstractContextManager[socket.socket | None]:
-    """Register the server for `shoal say`; the context yields the socket that it connects to."""
+    """Register the server for `shoal say`; the context yields the Unix socket to listen on, None without one."""
     identity = engine_identity(
         source.model,
         voices,
@@ -85,7 +85,7 @@ def _registered(
 
 
 def client_url(host: str, port: int) -> str:
-    """Return the URL for clients on this machine; a wildcard address is reached by the loopback one."""
+    """Return the URL for clients on this machine, with the loopback address in place of a wildcard."""
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{port}"
 
@@ -144,7 +144,7 @@ class CancellationFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        # Starlette logs a failure of the lifespan as text.
+        # Starlette reports a failed lifespan as text, which uvicorn logs without exc_info.
         cancelled_lifespan = record.getMessage().rstrip().endswith("CancelledError")
         return not (cancelled_lifespan or isinstance(error, asyncio.CancelledError))
 
@@ -197,7 +197,7 @@ class DrainingServer(uvicorn.Server):
             self._wyoming = WyomingServer(self._state)
             await self._wyoming.start(self._wyoming_listener)
         if self._local_listener is not None:
-            # uvicorn serves one kind of socket; `shutdown` closes what is in this list.
+            # uvicorn accepts one kind of socket only; its `shutdown` closes the servers in this list.
             self.servers.append(await self._loop.create_unix_server(self._protocol, sock=self._local_listener))
         skip_existing_objects()
 

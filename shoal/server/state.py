@@ -42,8 +42,8 @@ async def get_caller(request: Request) -> Key:
 class DirectRoute(APIRoute):
     """Route whose endpoint takes the request only, for the busiest routes: FastAPI resolves no dependencies.
 
-    That saves a twentieth of the server's CPU time for a short request. Declared dependencies only describe the route
-    in the OpenAPI document; the endpoint calls `resolve_caller`.
+    This saves 5 % of the server's CPU time for a short request. Declared dependencies only describe the route in the
+    OpenAPI document; the endpoint itself calls `resolve_caller`.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -52,7 +52,7 @@ class DirectRoute(APIRoute):
 
 
 async def resolve_caller(request: Request) -> tuple[ServerState, Key]:
-    """Return what `State` and `Caller` declare. Raises Unauthorized or RateLimited."""
+    """Return the values of `State` and `Caller` for a DirectRoute. Raises Unauthorized or RateLimited."""
     return state_of(request), await get_caller(request)
 
 

@@ -28,7 +28,7 @@ from shoal.speech import Word
 
 logger = logging.getLogger(__name__)
 
-# ASGI extension of our protocol classes that closes the connection.
+# ASGI extensions of our protocol classes: close the connection, limit the size of WebSocket messages.
 CLOSE_CONNECTION = "shoal.close_connection"
 LIMIT_MESSAGES = "shoal.limit_messages"
 
@@ -66,7 +66,7 @@ class SpeechResponse(Response):
                 await self._send(send, piece)
             await send({"type": "http.response.body", "body": b""})
         except (ClientDisconnect, ClientDisconnected, OSError):
-            pass  # RequestAccounting has counted it
+            pass  # RequestAccounting has counted the disconnect
         except Exception as error:  # noqa: BLE001 - edge: a response that has started can only break the connection
             self._record(error)
             await close_connection(scope, immediately=isinstance(error, SlowReader))
@@ -123,7 +123,9 @@ async def respond(
     transform: Callable[[SpeechStream], Transform] | None = None,
     words: list[Word] | None = None,
 ) -> Response:
-    """Run a job and return its response once it can no longer fail with a status: when it is whole, or has audio.
+    """Run a job; return its response when the audio is complete, or for a stream when the first audio is ready.
+
+    Errors before that are raised and become a status code.
 
     `words` receives the words of a whole response.
     """
@@ -150,7 +152,7 @@ async def respond(
 
 
 async def run_for_client(http: Request, state: ServerState, key: Key, api: str, work: Work[T]) -> T:
-    """Run work that is not speech as `run_admitted` does, then release the body."""
+    """Run work that is not speech through `run_admitted`, then release the body."""
     try:
         return await run_admitted(state, api, key, request_id(http), work, partial(wait_for_disconnect, http.receive))
     finally:

@@ -44,12 +44,12 @@ MAX_DATA_BYTES = 256 << 10  # JSON after the line
 MAX_PAYLOAD_BYTES = 1 << 20  # audio, which a text-to-speech server does not expect; read and dropped
 CHUNK_BYTES = 4_096  # 2,048 samples of 16 bits, about the size of Home Assistant's own chunks
 SENTENCE_CHARACTERS = 20  # a shorter sentence of streamed text waits for the next one
-UTTERANCE = "utterance"  # name of the one context that a connection has at a time
+UTTERANCE = "utterance"  # name of a connection's only context
 ATTRIBUTION = Attribution("Shoal", "")
 
 
 class WyomingServer:
-    """Accepts connections of Wyoming clients on a listening socket. Bounded by the limit of connections."""
+    """Accepts Wyoming clients on a listening socket, at most `limits.connections` at a time."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -61,7 +61,7 @@ class WyomingServer:
         logger.info("wyoming: listening on %s port %d", *listener.getsockname()[:2])
 
     async def close(self) -> None:
-        """Stop accepting, and end the open connections. Requests in flight have been drained before."""
+        """Stop accepting and close the open connections. Call it after requests in flight have been drained."""
         if self._server is not None:
             self._server.close()
         for task in self._open:

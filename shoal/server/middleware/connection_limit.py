@@ -1,6 +1,6 @@
 """Bound the number of open requests and WebSockets.
 
-Probes are exempt: a server that is full is not dead, and its health, readiness and metrics stay visible.
+Health probes and metrics are exempt: an orchestrator must not restart a server because it is full.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
 """Refuse requests whose Host header names another machine.
 
 A web page can make its own name resolve to 127.0.0.1 (DNS rebinding); the browser then takes this server for the
-page's own origin. The Host header still has the page's name. Addresses cannot be rebound, and programs may send no
-Host, so both pass. Servers with keys, and those that listen on other addresses than loopback, often have names that
-they do not know; they are checked only if `allowed_hosts` is set.
+page's own origin. The Host header still has the page's name. IP addresses cannot be rebound, and programs may send no
+Host header, so both pass. Servers with keys or on other addresses than loopback are often reached by names that they
+do not know; their requests are checked only if `allowed_hosts` is set.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from shoal.api.exceptions import UnknownHost
 from shoal.server.error_responses import send_error
 
-PROBES = ("/health", "/ready", "/ping")  # load balancers send them with any name
+PROBES = ("/health", "/ready", "/ping")  # load balancers send health probes with any name
 ANY = "*"
 LOCAL = "localhost"
 REJECTION = "this server is not known as {host!r}; add the name to allowed_hosts to allow it"
 
 
 class HostMiddleware:
-    """Rejects unknown names with a 403 if `allowed` has any, or while `is_open()`: every local program may call."""
+    """Rejects unknown names with a 403 if `allowed` is set, or while `is_open()`: no key protects the server."""
 
     def __init__(self, app: ASGIApp, allowed: tuple[str, ...], is_open: Callable[[], bool]) -> None:
         self._app, self._is_open = app, is_open

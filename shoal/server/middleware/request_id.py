@@ -1,8 +1,8 @@
 """Give every request an id: the client's, if `X-Request-ID` has a valid one, else a new one.
 
-The id is in the response headers and in each log line about the request. This outermost middleware also writes the
-access log and the HTTP metrics. It counts a WebSocket only when the handshake is rejected; what a session speaks is
-counted by `RequestAccounting`.
+The id is in the response headers and in each log line about the request. The middleware also writes the access log and
+the HTTP metrics. It counts a WebSocket only when the handshake is rejected; `RequestAccounting` counts the speech of a
+session.
 """
 
 import logging
@@ -31,7 +31,7 @@ class RequestIDMiddleware:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # In a nested application the outer one has set the id and counts the request.
+        # Nested application (multi-model): the outer one has set the id and counts the request.
         if scope["type"] not in ("http", "websocket") or "request_id" in scope.setdefault("state", {}):
             await self._app(scope, receive, send)
             return
@@ -64,7 +64,7 @@ class RequestIDMiddleware:
         self._metrics.response_seconds.labels(route).observe(seconds)
         method = scope.get("method", "GET")  # a WebSocket handshake has no method
         extra = {"method": method, "route": route, "status": status, "seconds": round(seconds, 4)}
-        # Metrics are labelled by route, to bound their number; the log also names paths that match none.
+        # Metrics are labelled by route to bound the number of series; the log also names paths that match no route.
         path = scope["path"][:MAX_LOGGED_PATH] if route == "none" else route
         logger.info("%s %s -> %d in %.3f s", method, path, status, seconds, extra=extra)
 

@@ -1,4 +1,4 @@
-"""`GET /v1/about`: the model, its voices and defaults, and the limits, for clients that offer them as choices."""
+"""`GET /v1/about`: the model, its voices, defaults and limits, for clients with a user interface."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ class About(BaseModel):
     voices: list[KnownVoice]
     clones: bool  # whether the model speaks with the voice of a recording
     word_times: bool  # whether requests may ask for timestamps
-    reference_seconds: float  # longest recording of a voice
+    reference_seconds: float  # maximum duration of a voice recording
     sampling: DefaultSampling
     formats: list[str]
     text_characters: int

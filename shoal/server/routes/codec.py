@@ -42,7 +42,7 @@ MATRICES = {
 
 
 def code_matrices(content: Any) -> list[Codes]:
-    """Return matrices [codebooks, frames]. Raises ValueError, once for all elements; shapes are checked before them."""
+    """Return matrices [codebooks, frames]. Raises one ValueError, not one per element, which pydantic would."""
     if not isinstance(content, list) or not 1 <= len(content) <= MAX_RECORDINGS:
         raise ValueError(f"send a list of 1 to {MAX_RECORDINGS} matrices")
     return [_code_matrix(rows) for rows in content]

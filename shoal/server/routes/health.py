@@ -1,4 +1,4 @@
-"""`/health`, `/ready`, `/metrics`: for operators. The first two need no key, since they reveal nothing secret."""
+"""Health probes and metrics. `/health` and `/ready` need no key: they reveal nothing secret."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def health() -> JSONResponse:
 
 @router.get(
     "/ready",
-    summary="Check that requests are accepted, and by which backends model and codec run",
+    summary="Check that requests are accepted, and show the backends of model and codec",
     description="`engine` is `awake`, or with `sleep_seconds` also `asleep` or `waking`, which accept requests.",
     responses={503: {"description": "Not ready; `state` says why.", "content": {"application/json": {}}}},
 )
@@ -59,7 +59,7 @@ async def metrics(state: State, key: Caller) -> Response:
 
 
 async def measure_loop_lag(state: ServerState) -> None:
-    """Measure how late the event loop wakes a sleeping task: every other task is delayed by as much."""
+    """Update the event loop lag until cancelled: how late a sleeping task wakes, which delays every other task too."""
     loop = asyncio.get_running_loop()
     while True:
         before = loop.time()

@@ -1,6 +1,6 @@
 """`/`: the web page, static files of `shoal/ui`; `/docs`: the API reference, rendered by a bundled Swagger UI.
 
-Both need no key; the API calls they make do.
+Neither needs a key, but the API calls that they make do.
 """
 
 from pathlib import Path
@@ -35,7 +35,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
-    # Revalidated by ETag, so that a page never mixes files of two versions.
+    # Browsers revalidate by ETag, so that a page never mixes files of two versions.
     "Cache-Control": "no-cache",
 }
 

@@ -3,5 +3,5 @@
 from shoal.server.routes.elevenlabs import live, speech, voices
 
 ROUTERS = (speech.router, voices.router, live.router)
-# On a path of its own, where `/v1/models` is not OpenAI's.
+# Mounted under a prefix, where `/v1/models` does not collide with OpenAI's route.
 SEPARATE_ROUTERS = (*ROUTERS, voices.models_router)

@@ -4,11 +4,10 @@
 `multi-stream-input` has several contexts, each with its own text and audio. `flush` speaks the buffered text.
 `close_context` after a flush ends the context once its text is spoken; before a flush, or when it is repeated, it
 interrupts: the slot is released at the engine's next step. Errors of one context do not affect the others.
-The dialogue socket, which clients use with newer models, differs in the names of fields and in where the voice is: each
-context names its own.
+The dialogue socket, which clients use with newer models, has other field names, and each context names its own voice.
 
-Messages are JSON in text frames, audio is base64. Alignment has the characters of the words that have ended in the
-audio of the message; it is null without any, and if the model has no known alignment heads.
+Messages are JSON in text frames, audio is base64. `alignment` has the characters of the words that end in the audio of
+the message; it is null if there are none, or if the model has no known alignment heads.
 """
 
 import asyncio
@@ -57,7 +56,7 @@ SPEECH = "/v1/text-to-speech/{voice_id}"
 # Python's websockets accepts messages of up to 1 MiB. A multiple of two bytes, so that samples stay whole.
 MAX_AUDIO_BYTES = 96 << 10
 MAX_CONTEXTS = 16
-MAX_MESSAGE_BYTES = 4 * MAX_EVENT_BYTES  # the limit of `parse_message` is in characters
+MAX_MESSAGE_BYTES = 4 * MAX_EVENT_BYTES  # `parse_message` limits characters, of at most 4 bytes
 NORMAL, POLICY_VIOLATION, INTERNAL_ERROR = 1000, 1008, 1011
 CLOSE_SECONDS = 1.0
 ONLY = ""  # name of the context of messages without a context id
@@ -79,7 +78,7 @@ async def dialogue_input(socket: WebSocket) -> None:
 
 
 async def _serve(socket: WebSocket, voice_id: str | None, *, multi: bool) -> None:
-    """Check key, query and voice before the socket is accepted, so that a rejection is an HTTP response."""
+    """Check key, query and voice before accepting the socket, so that a rejection is an HTTP response."""
     state = state_of(socket)
     limit_messages(socket.scope, MAX_MESSAGE_BYTES)
     try:
@@ -97,7 +96,7 @@ async def _serve(socket: WebSocket, voice_id: str | None, *, multi: bool) -> Non
 
 
 async def _checked_voice(state: ServerState, voice_id: str) -> str:
-    """Raise VoiceNotFound now, before the first text, unless the name has a voice without being stored."""
+    """Return the name. Raises VoiceNotFound, before any text arrives, unless it is stored or an OpenAI voice name."""
     engine = state.lifecycle.require_engine()
     if not fallback_voices(voice_id, engine) and not await asyncio.to_thread(engine.voices.exists, voice_id):
         raise VoiceNotFound(f"there is no voice {voice_id[:64]!r}: store one under this name, or use a stored one")
@@ -105,7 +104,7 @@ async def _checked_voice(state: ServerState, voice_id: str) -> str:
 
 
 class SocketClosed(Exception):
-    """The server has closed the socket as the client asked."""
+    """Ends the task group of a socket that the client asked to close; the socket is closed normally afterwards."""
 
 
 class ElevenLabsSocket:
@@ -123,9 +122,9 @@ class ElevenLabsSocket:
         self._opened = 0
         self._closing = False  # the client asked to close the socket once all text is spoken
         self._ignored: dict[str, list[str]] = {}  # options of each open context that have no effect
-        self._audio_before: dict[str, Callable[[], float]] = {}  # seconds that were sent, by context
+        self._audio_before: dict[str, Callable[[], float]] = {}  # seconds of audio sent so far, by context
         self._aligned: dict[str, float] = {}  # seconds up to which each context has alignment
-        self._flushed: set[str] = set()  # contexts whose text is all flushed: closing them speaks it to the end
+        self._flushed: set[str] = set()  # contexts without unflushed text: closing one lets it finish
 
     async def run(self) -> None:
         """Receive messages until either side closes the socket."""
@@ -177,7 +176,7 @@ class ElevenLabsSocket:
             await self._add(contexts, name, message)
 
     async def _add(self, contexts: LiveContexts, name: str, message: StreamMessage) -> None:
-        """Speak the text of a message. An empty text keeps the socket open, which receiving it has done."""
+        """Speak the text of a message. An empty text only keeps the socket alive: it has reset the idle timer."""
         try:
             context = contexts.get(name)
             if context is None and message.text:
@@ -263,7 +262,7 @@ class ElevenLabsSocket:
         self._close_if_done(contexts)
 
     async def _send_audio(self, name: str, audio: bytes, words: tuple[Word, ...]) -> None:
-        """Send audio in messages of bounded size, the words with the first; words alone in one without audio."""
+        """Send audio in messages of bounded size, the first with the words; words without audio are one message."""
         for start in range(0, max(len(audio), bool(words)), MAX_AUDIO_BYTES):
             alignment = self._alignment(name, words) if words and not start else None
             message = self._audio_message(name, audio[start : start + MAX_AUDIO_BYTES] or None)
@@ -275,10 +274,10 @@ class ElevenLabsSocket:
         return alignment
 
     def _alignment_begin(self, name: str) -> float:
-        """Return the second of a context from which the next alignment counts.
+        """Return the time in a context, in seconds, from which the next alignment counts.
 
-        With `sync_alignment` it is the start of the context; otherwise the end of the alignment before, as clients
-        expect that add up the lengths of all alignments.
+        With `sync_alignment` it is the start of the context; otherwise the end of the previous alignment, for clients
+        that add up the durations of all alignments.
         """
         return 0.0 if self._options.sync_alignment else self._aligned.get(name, 0.0)
 
@@ -317,7 +316,7 @@ class DialogueSocket(ElevenLabsSocket):
     times = ("char_start_times_ms", "char_durations_ms")
 
     def _alignment_begin(self, name: str) -> float:
-        """Return the seconds of audio that were sent before the message: its alignment counts from its own audio."""
+        """Return the seconds of audio sent before this message: its alignment is relative to its own audio."""
         return self._audio_before.get(name, lambda: 0.0)()
 
     def __init__(self, *args: Any, **options: Any) -> None:

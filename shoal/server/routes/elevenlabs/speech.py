@@ -57,7 +57,7 @@ class CharacterAlignment(BaseModel):
 
 
 class TimedAudio(BaseModel):
-    """Encoded audio with its alignment; null without new words. Both alignments are those of the text as written."""
+    """Encoded audio with its alignment, null without new words. Both alignments refer to the text as written."""
 
     audio_base64: str
     alignment: CharacterAlignment | None = None
@@ -175,7 +175,7 @@ async def _speak(
     timed: bool = False,
     words: list[Word] | None = None,
 ) -> Response:
-    """Respond with audio, or if `timed` and streamed with JSON lines. `words` receives those of a whole response."""
+    """Respond with audio, or with JSON lines if `timed` and streamed. `words` collects words of a whole response."""
     engine = state.lifecycle.require_engine()
     body = await read_model(http, ElevenLabsSpeech, state.config.limits, state.body_budget)
     delivery = AudioDelivery(output, whole, wants_low_latency(http.query_params))

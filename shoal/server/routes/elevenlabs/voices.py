@@ -24,7 +24,7 @@ from shoal.voices.store import VoiceStore
 ERRORS = error_responses(400, 401, 404, 408, 409, 413, 415, 422, 429, 501, 503, 504, elevenlabs=True)
 
 router = APIRouter(tags=["ElevenLabs"], dependencies=[Depends(bearer)])
-# Where the path is ElevenLabs' alone; where OpenAI's clients use it too, the route of OpenAI's API answers both.
+# Used under the prefix /compat/elevenlabs only. Without it, OpenAI's `/v1/models` route answers both APIs' clients.
 models_router = APIRouter(tags=["ElevenLabs"], dependencies=[Depends(bearer)])
 
 
@@ -169,7 +169,7 @@ async def models(state: State, key: Caller) -> JSONResponse:
 
 
 def model_list(config: ServerConfig) -> JSONResponse:
-    """Return the loaded model in ElevenLabs' format; it has no list object, and other clients get OpenAI's."""
+    """Return the loaded model in ElevenLabs' format, a plain array."""
     longest = config.limits.text_characters
     model = {
         "model_id": config.model,

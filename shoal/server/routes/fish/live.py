@@ -43,7 +43,7 @@ router = APIRouter()
 # Fish Audio's client accepts messages of up to 64 KiB.
 MAX_MESSAGE_BYTES = 60 << 10
 NORMAL, POLICY_VIOLATION, INTERNAL_ERROR = 1000, 1008, 1011
-SESSION = "session"  # name of the one context that a Fish socket has at a time
+SESSION = "session"  # name of a Fish socket's only context
 
 
 @router.websocket("/v1/tts/live")
@@ -64,7 +64,7 @@ async def _serve(socket: WebSocket, *, timed: bool) -> None:
     except ShoalError as error:
         await socket.send_denial_response(error_response("/v1/tts/live", error, state.queue.retry_after_seconds()))
         return
-    # Any `model` header selects the loaded model, which this names.
+    # Name the loaded model: the client's `model` header cannot select another one.
     await socket.accept(headers=[(b"x-model", state.config.model.encode("ascii", "replace"))])
     with contextlib.suppress(WebSocketDisconnect, OSError):
         await FishSocket(socket, state, key, request_id(socket), timed=timed).run()
@@ -152,7 +152,7 @@ class FishSocket:
         await self._send({"event": "finish", "reason": reason, **spoken_fields(spoken), **ignored})
 
     async def _send_audio(self, audio: bytes, words: tuple[Word, ...]) -> None:
-        """Send audio in messages of bounded size, the words with the first; words alone in an empty one."""
+        """Send audio in messages of bounded size, the first with the words; words without audio are one message."""
         for start in range(0, max(len(audio), bool(words)), MAX_MESSAGE_BYTES):
             timed = self._alignment.fields(() if start else words) if self._timed else {}
             await self._send({"event": "audio", "audio": audio[start : start + MAX_MESSAGE_BYTES], **timed})
@@ -167,7 +167,7 @@ class FishSocket:
         if isinstance(error, SlowReader):
             await close_connection(self._socket.scope, immediately=True)  # the client would not read `finish` either
         elif isinstance(error, IdleTimeout):
-            # A normal end: nothing was lost, and clients that keep one session connect again without an error.
+            # A normal end: nothing was lost, and clients that keep a connection open reconnect without an error.
             await self._close(NORMAL, str(error), reason="stop")
         else:
             await self._close(POLICY_VIOLATION, str(error))

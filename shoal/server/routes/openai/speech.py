@@ -61,7 +61,7 @@ async def respond_openai(
 
 
 def _sse_events(text: str, frame_rate: float) -> Callable[[SpeechStream], Transform]:
-    """Wrap audio in server-sent events: base64 deltas, words if asked for, then the usage in bytes and frames."""
+    """Wrap audio in server-sent events: base64 deltas, words if requested, at the end the usage in bytes and frames."""
 
     def bind(stream: SpeechStream) -> Transform:
         async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -87,7 +87,7 @@ def _event(content: dict[str, Any]) -> bytes:
 
 @router.get("/v1/models", summary="List the model and its aliases", responses=error_responses(401, openai=True))
 async def models(http: Request, state: State, key: Caller) -> JSONResponse:
-    # The one path that OpenAI and ElevenLabs share. Only ElevenLabs' clients send this header.
+    # OpenAI and ElevenLabs share this path; only ElevenLabs' clients send this header.
     if "xi-api-key" in http.headers:
         return model_list(state.config)
     return JSONResponse({"object": "list", "data": [_model(name) for name in model_names(state.config)]})
