@@ -11,7 +11,7 @@ from shoal.cluster.replica import Replica
 from shoal.cluster.router import StrategyRouter
 from shoal.cluster.startup_gate import StartupGate
 
-# Fraction of a replica's slots in use that autoscaling aims at: a new replica takes a while to load its model.
+# Fraction of a replica's slots in use that autoscaling aims at; the rest is headroom while a new replica loads.
 TARGET_LOAD = 0.75
 LOOK_BACK_SECONDS, UPSCALE_DELAY_SECONDS = 15.0, 5.0
 MAX_CONSTRUCTOR_RETRIES = 2

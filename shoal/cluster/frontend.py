@@ -71,7 +71,7 @@ class Frontend:
 
 
 async def wait_for_model_info(replicas: DeploymentHandle, source: EngineSource) -> ModelInfo:
-    """Return the model information of a replica that runs `source`: in an upgrade, old ones run another model."""
+    """Return the model information of a replica that runs `source`; during an upgrade, old replicas run another one."""
     while True:
         known: list[tuple[EngineSource, ModelInfo] | Exception] = []
         with suppress(DeploymentUnavailableError):  # no replica is running yet
@@ -85,7 +85,7 @@ async def wait_for_model_info(replicas: DeploymentHandle, source: EngineSource) 
 async def watch_replicas(
     service: ClusterService, health: Callable[[], dict[str, Any]] | None = None, seconds: float = WATCH_SECONDS
 ) -> None:
-    """Keep `service.ready` up to date, so that `/ready` and `/ping` are 503 while no replica runs."""
+    """Keep `service.ready` up to date, so that `/ready` and `/ping` return 503 while no replica runs."""
     while True:
         try:
             found = await asyncio.to_thread(health or replica_health)

@@ -19,7 +19,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 # By default Ray runs workers at a lower CPU priority, which would delay live streams.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Read by Ray Serve's controller: its 5 and 10 seconds kill the HTTP proxy while it starts on a busy machine.
+# Read by Ray Serve's controller. The defaults, 5 and 10 s, kill an HTTP proxy that starts on a busy machine.
 os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S", "30")
 # Read by the process of Ray's HTTP proxy.
@@ -68,7 +68,7 @@ def local_ray(*, logs: bool) -> Iterator[None]:
 
 
 def _exit_on_sigterm() -> None:
-    """Exit on SIGTERM without the stack trace that Ray's handler prints."""
+    """Exit on SIGTERM without the stack trace that Ray's own handler prints."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
@@ -160,7 +160,7 @@ def status() -> dict[str, Any]:
 
 
 def applications() -> dict[str, Any]:
-    """Return what Ray Serve says of its applications by name; nothing if it is not running."""
+    """Return Ray Serve's status of every application, by name; empty if Ray Serve is not running."""
     from ray import serve
     from ray.exceptions import RayActorError
 
@@ -206,7 +206,7 @@ def wait_until_deleted() -> None:
     """Return when the application has been deleted, for example by `shoal cluster down`."""
     while status()["state"] != NOT_THERE:
         time.sleep(WATCH_SECONDS)
-    # The other command still needs Ray to shut down Serve.
+    # The command that deleted it still needs Ray, to shut down Ray Serve.
     until = time.monotonic() + SHUTDOWN_SECONDS
     while serve_is_running() and time.monotonic() < until:
         time.sleep(0.1)
@@ -219,7 +219,7 @@ def delete_application() -> bool:
 
     if status()["state"] == NOT_THERE:
         return False
-    with suppress(RayActorError):  # another command has shut Serve down meanwhile
+    with suppress(RayActorError):  # another command has shut down Ray Serve meanwhile
         serve.delete(APP_NAME)
     if not applications():
         with suppress(Exception):  # edge to Ray: dying actors raise anything, and the application is deleted already

@@ -19,7 +19,7 @@ def middlewares() -> list[Middleware]:
 
 
 class JsonErrors:
-    """Replace the proxy's errors, and requests that end without a response, by a retryable 503."""
+    """Answers with a retryable 503 in place of the proxy's own errors and of requests that end without a response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

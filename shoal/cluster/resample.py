@@ -11,7 +11,7 @@ from shoal.speech import AudioChunk
 class ChunkResampler:
     """Resamples the chunks of one utterance to a fixed rate.
 
-    During an upgrade the replica may run a model of another rate than the frontend has announced to the client.
+    During an upgrade the replica may run a model with another rate than the one announced to the client.
     """
 
     def __init__(self, rate: int) -> None:

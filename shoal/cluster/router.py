@@ -14,10 +14,10 @@ from shoal.speech import SpeechRequest
 class StrategyRouter(RequestRouter):  # type: ignore[misc]  # Ray's classes are not followed
     """Request router of one deployment handle.
 
-    It counts its own requests from the moment of the choice, so that simultaneous requests see each other. With
-    several frontends the load from the others arrives from Ray with a delay; the higher of the two counts is the better
-    estimate. With one frontend its own count is exact, and Ray's is not: it includes calls for statistics that were
-    running when a replica last reported.
+    It counts its own requests from the moment a replica is chosen, so that simultaneous requests see each other. With
+    several frontends, Ray reports the load of the others with a delay, and the higher of the two counts is the better
+    estimate. With one frontend its own count is exact; Ray's also includes statistics calls that were running when a
+    replica last reported.
     """
 
     def initialize_state(self, strategy: str, slots: int, frontends: int) -> None:
@@ -49,7 +49,7 @@ class StrategyRouter(RequestRouter):  # type: ignore[misc]  # Ray's classes are 
         self._chosen.pop(pending_request.future, None)
         self._accepted[replica_id] += 1
         loop = asyncio.get_running_loop()
-        # Called from a thread of Ray; at once if the result is already complete.
+        # The callback runs in a thread of Ray, or here if the result is already complete.
         result.add_done_callback(lambda _: loop.call_soon_threadsafe(self._release, replica_id))
 
     def _release(self, replica_id: ReplicaID) -> None:

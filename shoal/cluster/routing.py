@@ -1,4 +1,4 @@
-"""Routing strategies: order the replicas by preference for a request; the first that accepts it gets it.
+"""Routing strategies: order the replicas by preference; the first one that accepts the request serves it.
 
 A strategy only depends on its arguments, so the simulator runs the same code.
 """
@@ -98,7 +98,7 @@ def make_strategy(name: str) -> Strategy:
 
 def voice_key(request: SpeechRequest) -> str | None:
     """Return a key that all requests of one voice share: its name, or a hash of its recordings."""
-    # The names that fall back to one voice share its replica.
+    # Names with the same fallback voice share its replica.
     name = request.fallback_voices[0] if request.fallback_voices else request.voice
     if name is not None or request.voices:
         return f"name:{name or ','.join(request.voices)}"
@@ -111,5 +111,5 @@ def voice_key(request: SpeechRequest) -> str | None:
 
 
 def _rendezvous_score(voice: str, candidate: str) -> bytes:
-    """Return the rank of a candidate for a voice, the same in every process."""
+    """Return the rendezvous hash of a candidate and a voice, the same in every process."""
     return blake2b(f"{candidate}\0{voice}".encode(), digest_size=8).digest()

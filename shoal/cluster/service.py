@@ -31,7 +31,7 @@ class ClusterService:
     def __init__(self, replicas: DeploymentHandle, model_info: ModelInfo) -> None:
         self._replicas, self._model_info = replicas, model_info
         self._speak = replicas.options(stream=True).speak
-        # Whether a replica runs. Requests are accepted either way: Ray queues them until one does.
+        # True while a replica runs. Requests are accepted either way: Ray queues them until one runs.
         self.ready = True
 
     @property
@@ -49,7 +49,7 @@ class ClusterService:
     async def speak(self, request: SpeechRequest, deadline: float | None = None) -> AsyncGenerator[AudioChunk, None]:
         """Yield chunks as they are generated; closing the generator cancels the request.
 
-        When a replica is lost, a request without audio so far is sent to another replica. Raises ShoalError.
+        If its replica is lost, a request that has sent no audio is retried on another replica. Raises ShoalError.
         `deadline` is absolute, in `time.monotonic()` seconds; without it the request's timeout starts now.
         """
         deadline = request.deadline_from(time.monotonic()) if deadline is None else deadline

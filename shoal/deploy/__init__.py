@@ -1,5 +1,5 @@
 """Deployment targets: packages for SageMaker, Triton and RunPod, and the code that runs inside them.
 
-Platforms that send HTTP to a container run `shoal serve`. For the others, `worker` serves the same bodies, limits and
-errors as `/invocations` behind the platform's own protocol.
+On platforms that send HTTP, the container runs `shoal serve`. For the others, `worker` handles the bodies of
+`/invocations`, with the same limits and errors, behind the platform's own protocol.
 """

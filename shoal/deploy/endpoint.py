@@ -1,7 +1,7 @@
 """Describe a SageMaker endpoint and compute the API calls that bring the account to that state.
 
 Models and endpoint configurations are immutable in SageMaker, so their names contain a digest of their content:
-an existing name means equal content, and repeating a deployment does nothing.
+a name that exists has the same content, so repeating a deployment does nothing.
 """
 
 import json
@@ -22,7 +22,7 @@ DOWNLOAD_SECONDS = 900
 COOLDOWN_SECONDS = 300  # before an instance is removed: starting one takes minutes
 ALARM_ERROR_SHARE = 0.01  # fraction of the invocations of one minute that are answered with 5xx
 ALARM_MINUTES = 2  # consecutive minutes above the share
-KEPT_SECONDS = 300  # the old instances of a canary stay for this long after all traffic has moved
+KEPT_SECONDS = 300  # the old instances are kept this long after all traffic has moved, for a rollback
 NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,49}")
 NOT_FOUND = ("Could not find", "Cannot find")
 
@@ -73,7 +73,7 @@ class EndpointSpec:
     concurrency: int = 16  # target of autoscaling: concurrent requests per instance
     multi_model: bool = False
     environment: dict[str, str] = field(default_factory=dict)
-    canary: Canary | None = None  # how an update proceeds; not part of the state
+    canary: Canary | None = None  # rollout of an update; not part of the desired state
     candidate: CandidateModel | None = None
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class EndpointSpec:
         return {variant["VariantName"]: variant["InstanceType"] for variant in self.variants}
 
     def resource(self, variant: str) -> Spec:
-        """Return what autoscaling scales: a variant."""
+        """Return the scalable resource of a variant, as Application Auto Scaling identifies it."""
         resource = f"endpoint/{self.name}/variant/{variant}"
         return {"ServiceNamespace": "sagemaker", "ResourceId": resource, "ScalableDimension": DIMENSION}
 
@@ -253,7 +253,7 @@ class SageMakerAccount:
         }
 
     def _is_outdated(self, spec: EndpointSpec, variant: str, instance: str) -> bool:
-        """Return whether AWS would reject the update: a scaled variant is removed or gets another instance type."""
+        """Return whether scaling must stop before the update: AWS refuses to remove or retype a scaled variant."""
         return spec.instances.get(variant) != instance and self._target(spec.resource(variant)) is not None
 
     def _endpoint_calls(self, spec: EndpointSpec, outdated: Sequence[str]) -> Iterator[ApiCall]:
@@ -321,7 +321,7 @@ class SageMakerAccount:
         return found[0] if found else None
 
     def _wait(self, spec: EndpointSpec) -> None:
-        """Wait for the end of a change. Raises ShoalError if an alarm has rolled it back."""
+        """Wait until the update has completed. Raises ShoalError if an alarm has rolled it back."""
         seconds = 0 if spec.canary is None else spec.canary.seconds + KEPT_SECONDS
         attempts = 120 + seconds // 30  # the waiter polls every 30 s
         waiter = self._sagemaker.get_waiter("endpoint_in_service")
@@ -359,7 +359,7 @@ def aws_errors() -> Iterator[None]:
 
 
 def _describe(describe: Callable[[], Spec]) -> Spec | None:
-    """Return the description, or None if it does not exist: SageMaker has no error code of its own for that."""
+    """Return the description, None if the resource does not exist, which SageMaker reports as a ValidationException."""
     from botocore.exceptions import ClientError
 
     try:

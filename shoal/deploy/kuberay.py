@@ -1,6 +1,7 @@
 """The cluster as an application that Ray Serve imports by name, as KubeRay's RayService requires.
 
-The import path is `shoal.deploy.kuberay:app`; its `args` are the flags of `shoal cluster up` and any other setting.
+The import path is `shoal.deploy.kuberay:app`. Its `args` are cluster flags of `shoal cluster up`, with underscores, and
+any setting of `shoal serve`.
 """
 
 from dataclasses import replace

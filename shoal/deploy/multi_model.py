@@ -56,7 +56,7 @@ PROCESS_BYTES = 600 << 20
 KV_BYTES = 1 << 30  # default size of the KV cache on a CPU
 # Weights are stored in half precision and loaded in single precision on a CPU.
 WEIGHT_EXPANSION = 2
-RETRY_AFTER_SECONDS = 1.0  # for rejected connections; only the models know how long they are busy
+RETRY_AFTER_SECONDS = 1.0  # of rejected connections; the load of the single models is not known here
 
 
 class LoadBody(BaseModel):
@@ -73,7 +73,7 @@ class PooledModel:
     app: FastAPI
     expected: int  # estimated maximum memory in bytes
     measured: Callable[[], int]  # current memory in bytes
-    life: AsyncExitStack
+    life: AsyncExitStack  # closing it drains the requests and ends the engine process
 
     @property
     def memory(self) -> int:
@@ -114,11 +114,11 @@ class ModelPool:
         return found
 
     async def load(self, name: str, url: str) -> PooledModel:
-        """Load a model; loads are serialized, since two at once would count on the same free memory."""
+        """Load a model. Loads are serialized, because concurrent ones would claim the same free memory."""
         async with self._loading:
             if name in self._models:
                 raise ModelRequestError(409, f"model {name[:64]!r} is already loaded")
-            needed = self._reserve(Path(url))
+            needed = self._required_bytes(Path(url))
             model = self._models[name] = await self._open(name, url, needed)
         logger.info(
             "loaded model %s: %d MB in use, estimated maximum %d MB", name, model.measured() >> 20, needed >> 20
@@ -138,8 +138,8 @@ class ModelPool:
     async def close(self) -> None:
         await asyncio.gather(*(self.unload(model.name) for model in self.models))
 
-    def _reserve(self, directory: Path) -> int:
-        """Return the estimated memory of a model. Raises ModelRequestError if it exceeds what is left."""
+    def _required_bytes(self, directory: Path) -> int:
+        """Return the estimated memory of a model. Raises ModelRequestError if not enough memory is left."""
         if not directory.is_dir():
             raise ModelRequestError(400, f"model directory {directory} does not exist")
         needed = expected_bytes(directory, self._source)
@@ -158,8 +158,8 @@ class ModelPool:
         assert source.voices is not None
         supervisor = Supervisor(source)
         async with AsyncExitStack() as on_error:
-            # An engine that is not in the pool would hold memory that is not accounted for. `close` also ends an engine
-            # that still loads when this task is cancelled.
+            # An engine outside the pool would hold memory that is not accounted for. `close` also ends an engine that
+            # is still loading when this task is cancelled.
             on_error.push_async_callback(asyncio.to_thread, supervisor.close)
             await asyncio.to_thread(supervisor.start)
             engine = engine_handle(supervisor, supervisor.model_info, source, source.voices)

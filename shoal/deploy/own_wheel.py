@@ -1,4 +1,4 @@
-"""Build the wheel of the running package, so that archives carry the code that they were tested with.
+"""Build a wheel from the running package, so that archives contain the code that they were tested with.
 
 Works for installed and for editable packages: metadata comes from the installed distribution, files from the package's
 directory. The same files give the same bytes.
@@ -65,7 +65,8 @@ def _archive(content: dict[str, bytes]) -> bytes:
     record = next(name for name in content if name.endswith("/RECORD"))
     content[record] = "".join(_record_line(name, data, record) for name, data in content.items()).encode()
     written = BytesIO()
-    with zipfile.ZipFile(written, "w") as wheel:  # stored: weights hardly compress, and archives are compressed whole
+    # Uncompressed: weights hardly compress, and the archive is compressed as a whole.
+    with zipfile.ZipFile(written, "w") as wheel:
         for name, data in content.items():
             entry = zipfile.ZipInfo(name, EPOCH)
             entry.external_attr = 0o644 << 16

@@ -1,4 +1,4 @@
-"""Package a model with what a platform needs beside it, in one directory that is created atomically."""
+"""Package a model with the files that a platform needs, in a directory that is created atomically."""
 
 import gzip
 import io
@@ -80,8 +80,8 @@ def package_sagemaker(parts: list[PackageFile], out: Path, progress: Progress) -
 def package_sagemaker_triton(parts: list[PackageFile], out: Path, progress: Progress) -> None:
     """Write a `model.tar.gz` for SageMaker's Triton container, alone or as one model of many, and the image's recipe.
 
-    The directory `shoal` is at the top: the container refuses a single model whose config.pbtxt lies there. The image,
-    not the archive, carries Shoal's wheel, so that all models of an endpoint share one installation.
+    The model is in the directory `shoal`: the container rejects a single model with config.pbtxt at the top level. The
+    image, not the archive, contains Shoal's wheel, so that all models of an endpoint share one installation.
     """
     wheel, content = build_own_wheel()
     inside = [PackageFile(f"shoal/1/{CHECKPOINT}/{part.name}", part.path) for part in parts]
@@ -94,7 +94,7 @@ def package_sagemaker_triton(parts: list[PackageFile], out: Path, progress: Prog
 
 
 def sagemaker_triton_config() -> str:
-    """Return config.pbtxt for SageMaker's container: it calls no decoupled models and names each after its archive."""
+    """Return config.pbtxt for SageMaker's container, which supports no decoupled models and sets the name."""
     config = recipe("config.pbtxt").replace("decoupled: true", "decoupled: false")
     return config.replace('name: "shoal"\n', "", 1)
 
@@ -102,8 +102,7 @@ def sagemaker_triton_config() -> str:
 def package_triton(parts: list[PackageFile], out: Path, progress: Progress) -> None:
     """Write a model repository for `tritonserver --model-repository`.
 
-    The wheel that Triton's Python environment must install lies beside `config.pbtxt`, where Triton ignores it: every
-    directory at the top would count as a model.
+    The wheel, to be installed into Triton's Python environment, is beside `config.pbtxt`, where Triton ignores it.
     """
     wheel, content = build_own_wheel()
     with atomic_directory(out) as folder:

@@ -1,9 +1,9 @@
 """Model of Triton's Python backend that streams audio while it is generated.
 
-`execute` submits requests and returns immediately, so that the engine batches them frame by frame. Decoupled, which
-config.pbtxt sets, there is a response per piece of encoded audio and an empty final one. Otherwise there is exactly one
-response with all of the audio, sent later too (Triton 24.06 or newer): Triton's HTTP interface and SageMaker's
-multi-model endpoints call only such models.
+`execute` submits requests and returns immediately, so that the engine can batch them. In decoupled mode, the default of
+config.pbtxt, every piece of encoded audio is a response, followed by an empty final one. Otherwise there is exactly one
+response with all of the audio, also asynchronous (Triton 24.06 or newer): Triton's HTTP interface and SageMaker's
+multi-model endpoints support only such models.
 """
 
 import json
@@ -28,7 +28,7 @@ CHECKPOINT = "checkpoint"
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the engine. Parameters of config.pbtxt are settings; the default `model` is the packaged one.
+        """Load the engine. Parameters in config.pbtxt are settings; the default `model` is the packaged one.
 
         Parameters in capitals are Triton's own, such as EXECUTION_ENV_PATH.
         """

@@ -30,7 +30,7 @@ def open_worker(settings: Settings) -> ServerState:
     source = settings.source()
     service = load_service(source)
     engine = engine_handle(service, service.model_info(), source, settings.voice_directory())
-    # The platform authenticates its callers and accounts for what they use.
+    # The platform authenticates its callers and meters their usage.
     config = replace(settings.server(), api_keys=(), keys_file=None, upcoming_keys_file=None, usage_file=None)
     return create_state(config, EngineLifecycle(lambda: engine, engine), source.config.slots)
 

@@ -78,7 +78,7 @@ def create_balancer(config: BalancerConfig) -> FastAPI:
     )
     app.add_middleware(ErrorMiddleware)
     app.add_middleware(OriginMiddleware, allowed=config.cors_origins)
-    # Whether the workers have keys is not known here.
+    # The balancer does not know whether its workers require keys.
     app.add_middleware(HostMiddleware, allowed=config.allowed_hosts, is_open=lambda: is_loopback(config.host))
     app.add_middleware(RequestIDMiddleware, metrics=metrics)
     return app
@@ -105,12 +105,12 @@ def _add_health_routes(app: FastAPI, pool: WorkerPool, metrics: Metrics) -> None
 
     @app.get("/metrics")
     async def own_metrics() -> Response:
-        """HTTP metrics of the balancer; those of the engines are at the workers."""
+        """Export the balancer's HTTP metrics; every worker exports those of its engine."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 class BalancerServer(uvicorn.Server):
-    """Finishes requests in flight on SIGINT and SIGTERM, and exits with status 0 then."""
+    """Drains requests in flight on SIGINT and SIGTERM, then exits with status 0."""
 
     def __init__(self, config: BalancerConfig) -> None:
         super().__init__(

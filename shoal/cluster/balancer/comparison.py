@@ -1,7 +1,7 @@
 """A/B comparison: copies of a share of the speech requests go to a candidate, and both answers are measured.
 
-Clients only get the answer of the workers; the copy is sent when that is complete. Latency, failures, and what can be
-judged without a listener are compared pair by pair: duration, and whether the audio passes the checks of the guard.
+Clients only get the worker's answer; the copy is sent when that is complete. The answers are compared pair by pair:
+latency, failures, duration of the audio, and whether the audio passes the speech guard.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Answer:
         self.status, self.total_seconds = status, time.monotonic() - self.started
 
     def judge(self, text: str | None) -> None:
-        """Decode the audio and check it; blocks. Formats without a header (pcm) are not judged."""
+        """Decode and check the audio. Blocks. Formats without a header (pcm) are not judged."""
         content, self.content = b"".join(self.content), []
         if self.status != 200 or not content or self.size > MAX_ANSWER_BYTES:
             return
@@ -94,7 +94,7 @@ class Comparison:
         self._copies: set[asyncio.Task[None]] = set()
 
     def selects(self, method: str, path: str) -> bool:
-        """Return whether this request is to be copied; every 1/share-th speech request is, evenly spaced."""
+        """Return whether to copy this request: every 1/share-th speech request, evenly spaced."""
         if method != "POST" or not path.startswith(SPEECH_PATHS):
             return False
         self._credit += self.share
@@ -105,7 +105,7 @@ class Comparison:
     async def observe(
         self, chunks: AsyncIterator[bytes], control: Answer, status: int, copied: CopiedRequest
     ) -> AsyncIterator[bytes]:
-        """Yield the chunks of a worker's answer; when the client has got all of them, send the copy."""
+        """Yield the chunks of a worker's answer; once the client has received all of them, send the copy."""
         async for chunk in chunks:
             control.add(chunk)
             yield chunk

@@ -25,10 +25,10 @@ class BalancerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     strategy: StrategyName = "least-connections"
-    check_seconds: float = 2.0  # between two health checks of a worker
+    check_seconds: float = 2.0  # interval of a worker's health checks
     connect_seconds: float = 2.0
     give_up_checks: int = 5  # consecutive unanswered health checks after which requests are retried or ended
-    attempts: int = 3  # workers that one request is tried on: a request that crashes workers must not crash all
+    attempts: int = 3  # maximum workers per request: a request that crashes its worker must not crash all of them
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()  # names in Host headers, which workers do not see; see HostMiddleware
     limits: Limits = field(default=Limits())

@@ -1,4 +1,4 @@
-"""Forward HTTP requests to a worker, and to another one when the first fails before it has sent audio."""
+"""Forward HTTP requests to a worker; retry on another one if it fails before it has sent audio."""
 
 import json
 import logging
@@ -27,10 +27,10 @@ from shoal.server.streaming_response import close_connection, wait_for_disconnec
 
 logger = logging.getLogger(__name__)
 
-# Routes that only generate audio: a second attempt changes nothing that a first one may have stored.
+# Routes that only generate audio and store nothing, so a request can safely be retried.
 SPEECH_PATHS = ("/v1/tts", "/v1/audio/speech", "/v1/text-to-speech/", "/invocations", "/v1/vqgan/")
-RETRIED_STATUSES = (429, 502, 503)  # full, or going down: another worker may have room
-# RFC 9110: these belong to one connection. The balancer sets Host and X-Request-ID, and checks Origin itself.
+RETRIED_STATUSES = (429, 502, 503)  # the worker is full or shutting down; another one may accept the request
+# Hop-by-hop headers (RFC 9110), and those that the balancer sets or checks itself: Host, X-Request-ID, Origin.
 CONNECTION_HEADERS = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding"),
     *("upgrade", "http2-settings", "host", "origin", "content-length", "expect", "x-request-id"),
@@ -103,7 +103,7 @@ class Proxy:
             return RelayedResponse(body_chunks, response.status_code, headers, held=stack.pop_all())
 
     def _lost(self, request: Request, worker: Worker, problem: httpx.TransportError) -> None:
-        """Mark the worker unhealthy until its next check. Raises EngineStopped if the request must not be repeated."""
+        """Mark the worker unhealthy until its next health check. Raises EngineStopped if a retry is not safe."""
         worker.mark(f"connection failed: {type(problem).__name__}")
         worker.counts["failed"] += 1
         if not is_repeatable(request) and not isinstance(problem, httpx.ConnectError | httpx.ConnectTimeout):
@@ -154,7 +154,7 @@ def copied_request(request: Request, body: bytes) -> CopiedRequest:
 
 
 def voice_of(request: Request, body: bytes) -> str | None:
-    """Return the name of the voice that a request asks for, if it is cheap to find: affinity is only a preference."""
+    """Return the routing key of a request's voice; None if finding it is not cheap: affinity is only a preference."""
     if request.url.path.startswith("/v1/text-to-speech/"):
         return f"name:{request.url.path.split('/')[3]}"
     if len(body) > INLINE_BYTES:

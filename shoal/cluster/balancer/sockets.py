@@ -22,7 +22,7 @@ RETURNED = ("content-type", "retry-after", "www-authenticate", "x-model")
 
 
 async def forward_socket(socket: WebSocket, config: BalancerConfig, pool: WorkerPool) -> None:
-    """Connect to the best worker before accepting, so that the client sees a refusal as one."""
+    """Connect to the best worker before accepting, so that the client gets a refusal as an HTTP response."""
     workers = pool.order(None)[: config.attempts]
     for number, worker in enumerate(workers, 1):
         with worker.request():
@@ -94,7 +94,7 @@ async def _to_worker(socket: WebSocket, upstream: ClientConnection) -> None:
 
 
 async def _to_client(socket: WebSocket, upstream: ClientConnection, worker: Worker) -> None:
-    """Send what the worker sends, then its close code."""
+    """Forward the worker's messages, then its close code."""
     with suppress(WebSocketDisconnect, RuntimeError):  # RuntimeError: starlette, after the client has closed
         try:
             async for message in upstream:

@@ -31,9 +31,9 @@ class Worker:
     healthy: bool = False
     reason: str = "not checked yet"
     slots: int = DEFAULT_SLOTS
-    in_flight: int = 0  # requests of this balancer
-    reported_load: int = 0  # requests of all its clients, when it was last checked
-    unanswered_checks: int = 0  # consecutive ones
+    in_flight: int = 0  # requests that this balancer has sent to it
+    reported_load: int = 0  # requests in flight from all clients, as of the last health check
+    unanswered_checks: int = 0  # consecutive health checks without an answer
     waits: set[asyncio.Timeout] = field(default_factory=set)  # requests that wait for bytes of this worker
     counts: Counter[str] = field(default_factory=Counter)  # requests, retried, failed
     first_byte_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_REQUESTS))
@@ -41,7 +41,7 @@ class Worker:
 
     @property
     def load(self) -> int:
-        """Own requests are counted at once, those of other clients with a delay: the higher count is closer."""
+        """Estimated requests in flight. The own count is immediate, the reported one complete but late: the higher wins."""
         return max(self.in_flight, self.reported_load)
 
     @contextmanager
@@ -69,7 +69,7 @@ class Worker:
             raise httpx.ReadTimeout("the worker does not answer health checks") from error
 
     def give_up(self) -> None:
-        """End all waits: a machine that lost power or network never closes its connections."""
+        """Time out all waiting requests: a machine that lost power or network never closes its connections."""
         if self.waits:
             logger.warning(
                 "worker %s: %d health checks unanswered; retrying or ending its %d requests",
