@@ -28,15 +28,15 @@ from shoal.errors import AudioError, MissingExtra
 
 logger = logging.getLogger(__name__)
 
-# -80 dBFS: below a quiet voice (about -60) and above 16-bit quantization noise (about -98).
+# RMS of -80 dBFS: below a quiet voice (about -60) and above 16-bit quantization noise (about -98).
 SILENCE_RMS = 1e-4
-# Encoders pad and trim at the ends of a file; a file that is shorter by more than this is truncated.
+# Encoders pad and trim the ends of a file; a file shorter than declared by more than this is truncated.
 TRUNCATED_FRACTION, TRUNCATED_SECONDS = 0.05, 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class AudioLimits:
-    """Accepted recordings. The defaults are generous for voice references, where 10 to 30 seconds are recommended."""
+    """Limits of accepted recordings. Rates in Hz. Generous defaults: 10 to 30 s are recommended for a voice."""
 
     max_bytes: int = 64 << 20
     min_seconds: float = 0.1

@@ -81,7 +81,7 @@ class AudioWriter:
         self._writer.write(self._resampler.feed(speech_samples(samples)))
 
     def drain(self) -> None:
-        """Write what the resampler holds back; later samples begin a new stream."""
+        """Flush the resampler; later samples begin a new signal."""
         self._writer.write(self._resampler.finish())
         self._resampler = Resampler(self._sample_rate, self.output_rate)
 

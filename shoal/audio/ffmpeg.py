@@ -149,7 +149,7 @@ def _frame_samples(frame: av.AudioFrame) -> Samples:
 class MuxerSettings:
     """ffmpeg settings of a format; the `live` options apply to streams, to send data without delay.
 
-    `encoder` options trade CPU time for quality: docs/optimization-log.md has what they cost and how they were judged.
+    `encoder` options trade CPU time for quality: see docs/optimization-log.md for the measurements.
     """
 
     container: str
@@ -160,8 +160,8 @@ class MuxerSettings:
     live_container: dict[str, str] = field(default_factory=dict)
 
 
-# From level 7 on libopus looks for speech and codes it with SILK, which takes three times as long and is further from
-# the original at every bitrate from 24 kbit/s on.
+# From level 7 on, libopus detects speech and codes it with SILK, which takes three times as long and is less accurate
+# at every bitrate from 24 kbit/s on.
 OPUS_ENCODER = {"compression_level": "6"}
 
 MUXERS = {

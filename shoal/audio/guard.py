@@ -28,7 +28,7 @@ class SpeechDefect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GuardThresholds:
-    """Thresholds of the defects. The rates are those of ordinary reading; the factors make the bounds generous."""
+    """Thresholds of the defects. The rates are those of ordinary reading; fraction and factor widen the bounds."""
 
     full_scale: float = 0.999
     max_clipped_fraction: float = 0.01
@@ -38,7 +38,7 @@ class GuardThresholds:
     wide_letters_per_second: float = 4.5
     digits_per_second: float = 4.0
     min_reading_fraction: float = 0.25
-    # For speech that max_frames truncated.
+    # Minimum duration of speech that max_frames truncated.
     min_truncated_seconds: float = 0.1
     max_reading_factor: float = 3.0
     # Breath and pauses, independent of the text; without it a single word would count as a runaway.
@@ -49,8 +49,8 @@ DEFAULT_THRESHOLDS = GuardThresholds()
 # Style markers and speaker tags may be silent or a long laugh: they raise the maximum duration only.
 MARKER = re.compile(r"\([^()]*\)|\[[^\[\]]*\]|<\|[^|]*\|>")
 MARKER_SECONDS = 3.0
-MAX_STORED_CHARACTERS = 8192  # of all texts so far; Unicode has a hundred times as many
-EDGE_SECONDS = 0.25  # attack and release of a turn, whatever its length
+MAX_STORED_CHARACTERS = 8192  # cached reading times; Unicode has a hundred times as many characters
+EDGE_SECONDS = 0.25  # attack and release of a turn, independent of its length
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class SpeechGuard:
     def feed(self, samples: Samples) -> SpeechDefect | None:
         """Return NOT_FINITE or RUNAWAY as soon as it occurs and on every later call; generation can stop then."""
         self._samples += samples.size
-        # Runs on the engine thread between two steps, so it must be fast: non-finite samples show in the energy, and
-        # ordinary speech never reaches the samples at full scale.
+        # Runs on the engine thread between two steps, so it must be fast: a non-finite sample makes the energy
+        # non-finite, and the exact count is needed only if some sample is at full scale, which is rare.
         energy = float(np.dot(samples, samples))
         self._finite = self._finite and math.isfinite(energy)
         if self._finite and samples.size:
@@ -120,7 +120,7 @@ class SpeechGuard:
         return self._fatal_defect()
 
     def finish(self, *, cut: bool = False) -> tuple[SpeechDefect, ...]:
-        """Return all defects, the gravest first; empty for speech. With `cut` (truncated speech) it may be short."""
+        """Return all defects, worst first; empty for speech. With `cut`, speech was truncated and may be short."""
         fatal = self._fatal_defect()
         if fatal is SpeechDefect.NOT_FINITE:
             return (fatal,)

@@ -15,7 +15,7 @@ TARGET_LUFS = -16.0
 MAX_GAIN = 20.0  # decibels, up or down
 MAX_SLEW = 6.0  # decibels per second, once the gain is set
 MAX_PEAK = 0.95  # fraction of full scale
-SILENCE_LUFS = -69.9  # the filter's value before it has measured anything above its gate is -70
+SILENCE_LUFS = -69.9  # the filter reports -70 until it has measured something above its gate
 
 
 class LoudnessMeter:
@@ -23,7 +23,7 @@ class LoudnessMeter:
 
     def __init__(self, sample_rate: int) -> None:
         self._graph = _Filters(sample_rate, [("ebur128", "metadata=1:framelog=quiet")])
-        self.lufs: float | None = None  # None until 0.4 s above the gate were measured
+        self.lufs: float | None = None  # None until 0.4 s above the gate have been measured
 
     def feed(self, samples: Samples) -> None:
         for metadata, _ in self._graph.feed(samples):
@@ -32,7 +32,7 @@ class LoudnessMeter:
 
 
 def limit_peaks(samples: Samples, sample_rate: int, ceiling: float) -> Samples:
-    """Return as many samples, with peaks lowered to `ceiling`; quieter speech is not changed. Raises MissingExtra."""
+    """Return the samples with peaks limited to `ceiling`; quieter speech is unchanged. Raises MissingExtra."""
     if not samples.size or float(np.abs(samples).max()) <= ceiling:
         return samples
     limiter = ("alimiter", f"limit={ceiling}:attack=5:release=50:level=0:latency=1")
@@ -84,8 +84,8 @@ class _Filters:
 class LoudnessNormalizer:
     """Brings speech to `TARGET_LUFS` without delay: the gain follows the integrated loudness of what was fed so far.
 
-    A whole file that is fed at once gets one gain. A stream gets its first gain as soon as 0.4 s were measured, and
-    changes it by at most `MAX_SLEW` from then on. Peaks stay below `MAX_PEAK`. Raises MissingExtra.
+    A file fed at once gets one constant gain. In a stream the gain is set as soon as 0.4 s have been measured and then
+    changes by at most `MAX_SLEW`. Peaks stay below `MAX_PEAK`. Raises MissingExtra.
     """
 
     def __init__(self, sample_rate: int) -> None:
@@ -94,14 +94,14 @@ class LoudnessNormalizer:
         self._gain: float | None = None  # decibels; None until it was measured
 
     def feed(self, samples: Samples) -> Samples:
-        """Return as many samples as were given."""
+        """Return the normalized samples, as many as were given."""
         if not samples.size:
             return samples
         first, self._started = not self._started, True
         self._meter.feed(samples)
         before, self._gain = self._gain, self._next_gain(samples)
         after = self._gain or 0.0
-        # What was sent before the first measurement had no gain: from there on, too, the gain changes gradually.
+        # Audio before the first measurement had no gain, so the gain ramps from 0 dB.
         start = after if first else before or 0.0
         gains = np.linspace(start, after, samples.size, dtype=np.float32)
         louder: Samples = samples * np.power(np.float32(10), gains / np.float32(20))

@@ -33,7 +33,7 @@ def check_index(data: bytes, max_entries: int) -> None:
 
 
 def _boxes(view: memoryview, nesting: int) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield (name, body) of each box, parents before their children; of a track's samples, see `_is_pcm`."""
+    """Yield (name, body) of each box, parents first; the sample table of a PCM track (`_is_pcm`) is skipped."""
     at = 0
     while at + 8 <= len(view):
         size, name = struct.unpack_from(">I4s", view, at)
@@ -43,7 +43,7 @@ def _boxes(view: memoryview, nesting: int) -> Iterator[tuple[bytes, memoryview]]
         end = len(view) if size < header else min(at + size, len(view))
         body = view[at + header : end]
         if name == b"stbl" and _is_pcm(body):
-            name = b"    "  # not descended into
+            name = b"    "  # not in PARENTS, so it is not descended into
         yield name, body
         if name in PARENTS and nesting:
             yield from _boxes(body, nesting - 1)
@@ -51,7 +51,7 @@ def _boxes(view: memoryview, nesting: int) -> Iterator[tuple[bytes, memoryview]]
 
 
 def _is_pcm(table: memoryview) -> bool:
-    """Return whether each sample lasts one tick: ffmpeg then indexes chunks, whose offsets are in the file."""
+    """Return whether each sample lasts one tick: ffmpeg then indexes chunks, which the file has to list one by one."""
     durations = [(_number(body, 4), _number(body, 12)) for name, body in _boxes(table, 0) if name == b"stts"]
     return durations == [(1, 1)]
 

@@ -1,4 +1,4 @@
-"""Streaming resampler: the output does not depend on how the input is divided."""
+"""Streaming resampler: the output does not depend on how the input is divided into calls."""
 
 import atexit
 import threading
@@ -16,10 +16,10 @@ Conversion = tuple[int, int, str]  # rate, output rate, quality
 
 
 class StreamPool:
-    """Streams of soxr that are ready for the next signal, at most `size`; the oldest is dropped first. Thread-safe.
+    """At most `size` idle soxr streams for reuse; the oldest is dropped first. Thread-safe.
 
-    Designing the filter of a new stream takes 0.1 ms, for which the first audio of a request would wait. `give_back`
-    takes as long, when all audio is there.
+    Creating a stream takes 0.1 ms, which would delay the first audio of a request. Clearing one in `give_back` takes as
+    long, but after the last audio.
     """
 
     def __init__(self, size: int) -> None:
@@ -31,7 +31,7 @@ class StreamPool:
         return len(self._idle)
 
     def take(self, conversion: Conversion) -> "soxr.ResampleStream":
-        """Return a stream without a signal. Raises MissingExtra."""
+        """Return a stream in its initial state. Raises MissingExtra."""
         with self._lock:
             for place in reversed(range(len(self._idle))):
                 if self._idle[place][0] == conversion:

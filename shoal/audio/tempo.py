@@ -17,7 +17,7 @@ def check_tempo() -> None:
 
 
 class Tempo:
-    """Speeds samples up by `speed`. The output lags the input by 50 to 120 ms until `finish`. Raises MissingExtra."""
+    """Changes the tempo by the factor `speed`. The output lags by 50 to 120 ms until `finish`. Raises MissingExtra."""
 
     def __init__(self, sample_rate: int, speed: float) -> None:
         try:
@@ -48,9 +48,9 @@ class Tempo:
         return output
 
     def finish(self) -> Samples:
-        """Flush the filters and return the last samples, so that all output lasts as long as the input / speed.
+        """Flush the filters and return the last samples, cut or padded so that the output lasts exactly input / speed.
 
-        The filters alone end up to 100 ms early or late: word times would drift with every sentence of a live session.
+        The filters alone end up to 100 ms early or late, so word times would drift with every sentence of a session.
         """
         import numpy as np
 

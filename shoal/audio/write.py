@@ -100,7 +100,7 @@ class StreamedOutput:
 
 
 class ReplacedOutput:
-    """File that appears under its name when it is complete."""
+    """Writes a temporary file and renames it to its target when it is complete."""
 
     def __init__(self, path: Path, format: str, sample_rate: int) -> None:
         # Replace the target of a symbolic link, not the link. Only `stat` raises OSError for a loop of links.
@@ -121,7 +121,7 @@ class ReplacedOutput:
         self._replacement.commit()
 
     def discard(self) -> None:
-        # The file is closed before the writer is dropped: a writer that sees a closed file does not try to end it.
+        # Close the file before the writer is dropped: the writer does not try to finalize a closed file.
         self._replacement.discard()
 
 

@@ -1,8 +1,8 @@
 """In-memory cache of encoded voices.
 
 A stored voice is keyed by its name and the stamp of its files, recordings of a request by the hash of their bytes and
-transcripts. So no invalidation is needed when this or another process renames, deletes or replaces a voice: it is then
-looked up under another key, and the old entry ages out.
+transcripts. So no invalidation is needed when this or another process renames, deletes or replaces a voice: the new
+voice has another key, and the old entry ages out.
 
 Encoding runs in the cache's own threads. Hashing and reading file stamps run in the caller's thread, so that a voice in
 memory never queues behind a recording that is being encoded.
@@ -110,7 +110,7 @@ class VoiceCache:
         """Return the voice of that name, or of these recordings, without blocking the event loop.
 
         Raises what `VoiceStore.get` or `voice_from_recordings` raise. Cancelling is safe: other callers that wait for
-        the same voice get it, and without any the encoding is cancelled unless it has started.
+        the same voice still get it; if there are none, the encoding is cancelled unless it has started.
         """
         return await self.load(await asyncio.to_thread(self.look_up, source))
 
@@ -162,7 +162,7 @@ class VoiceCache:
     def warm(self, names: Sequence[str] | None = None) -> "VoicePreload":
         """Load stored voices in the background, by default all, up to the capacity of the cache.
 
-        They are loaded one at a time, so that requests overtake them.
+        They are loaded one at a time, so that voices of requests do not queue behind all of them.
         """
         chosen = self._store.names() if names is None else names
         preload = VoicePreload(self, chosen[: self._max_entries])
@@ -178,7 +178,7 @@ class VoiceCache:
             return replace(self._counts, entries=len(self._voices))
 
     def close(self) -> None:
-        """Stop. Waits for an encoding that has started; callers that wait for others get EngineStopped."""
+        """Close the cache. Blocks until running encodings have finished; callers of queued ones get EngineStopped."""
         with self._lock:
             self._closed = True
             preloads = self._preloads
@@ -219,7 +219,7 @@ class VoiceCache:
         return self._voices[key]
 
     def _make(self, lookup: VoiceLookup) -> Voice:
-        """Make a voice in a thread of the pool. It enters the cache as it leaves `_pending`, under one lock."""
+        """Make a voice in a pool thread; move it from `_pending` to the cache atomically, so no lookup misses it."""
         voice = None
         try:
             with self._lock:
@@ -235,7 +235,7 @@ class VoiceCache:
         return voice
 
     def _make_dialogue(self, speakers: Sequence[VoiceLookup]) -> Voice:
-        """Make the voices that are not in memory, in this thread of the pool, and join them."""
+        """Join the voices of the speakers; those that are not in memory are made here, in this pool thread."""
         return dialogue_voice([self._make_speaker(each) for each in speakers])
 
     def _make_speaker(self, lookup: VoiceLookup) -> Voice:
@@ -255,7 +255,7 @@ class VoiceCache:
 
     @contextmanager
     def _waiting(self, pending: PendingVoice) -> Iterator[None]:
-        """Stop counting the caller on exit; without callers, cancel an encoding that has not started."""
+        """Stop counting the caller on exit. If it was the last one, cancel an encoding that has not started."""
         try:
             yield
         finally:
@@ -349,7 +349,7 @@ class CountingEncoder:
 
 
 async def _result(future: Future[Voice]) -> Voice:
-    """Await a future that others await as well: cancelling the caller does not cancel the future."""
+    """Await a future that several callers share: cancelling one caller does not cancel the future."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def wake(_: Future[Voice]) -> None:

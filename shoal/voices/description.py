@@ -1,4 +1,4 @@
-"""Descriptions of voices, for people who choose one: `description.json` in the directory of a voice."""
+"""Descriptions of voices, shown in lists: `description.json` in the directory of a voice."""
 
 import json
 from dataclasses import asdict, dataclass, fields

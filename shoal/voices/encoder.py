@@ -16,14 +16,14 @@ from shoal.text.prompt import Codes
 from shoal.voices.fingerprint import fingerprint
 from shoal.voices.voice import DEFAULT_LIMITS, CodecRates
 
-# One lock per codec. The memory profile has room for one call outside the engine's steps, on any thread.
+# One lock per codec: the engine reserves memory for one codec call at a time besides its own steps.
 _LOCKS: WeakKeyDictionary[Codec, threading.Lock] = WeakKeyDictionary()
 
 
 class CodecEncoder(CodecRates):
     """Encodes concurrently with a running decoder: on its own CUDA stream, without touching the decoder's state.
 
-    A codec without its encoder is enough for voices whose codes are stored.
+    Voices with stored codes need no encoder, so the codec may have been loaded without one.
     """
 
     def __init__(self, codec: Codec, *, max_seconds: float = DEFAULT_LIMITS.audio.max_seconds) -> None:
@@ -49,7 +49,7 @@ class CodecEncoder(CodecRates):
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Run the block on a stream of its own, so that it does not delay steps, and as the codec's only call."""
+        """Run the block on a dedicated CUDA stream, so that it does not delay steps; one block at a time per codec."""
         with self._lock, self._on_own_stream():
             yield
 

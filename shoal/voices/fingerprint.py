@@ -12,15 +12,15 @@ from shoal.codec.config import CodecConfig
 from shoal.kernels.rope_values import round_to_bfloat16
 from shoal.voices.voice import hash_parts
 
-# Channels per Snake activation that enter the fingerprint: they tell apart codecs fine-tuned from one set of codebooks.
+# Channels hashed per Snake activation: they distinguish codecs that were fine-tuned with the same codebooks.
 CHANNELS = 16
 
 
 def fingerprint(config: CodecConfig, names: Iterable[str], weight: Callable[[str], NDArray[Any]]) -> str:
     """Return 16 hexadecimal digits that are the same with and without the encoder, on every device.
 
-    Hashes the configuration and what gives codes their meaning: the codebooks and part of the decoder. Only weights
-    that are stored unchanged are used; folded ones may differ by a bit between machines.
+    Hashes the configuration, the codebooks and part of the decoder, which define what codes mean. Only weights that are
+    used as stored are hashed: folded ones may differ by a bit between machines.
     """
     digest = hashlib.sha256()
     hash_parts(digest, json.dumps(config.to_dict(), sort_keys=True).encode())

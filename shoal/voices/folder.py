@@ -6,8 +6,8 @@
     description.json                 optional: title, description, gender, accent, preview (description.py)
     codes-<fingerprint>-<hash>.npy   written by Shoal: codes of the recording with that hash, by that codec
 
-The first two are upstream's layout and are sufficient. The directory is held open while it is read and links are not
-followed: even during a concurrent rename, every read is of a regular file in this directory.
+The first two are upstream's layout and are sufficient. The directory is held open while it is read, and links are not
+followed: even during a concurrent rename, only regular files of this directory are read.
 """
 
 import errno
@@ -109,7 +109,7 @@ class Folder:
 
     @property
     def complete(self) -> bool:
-        """Return whether at least one recording has its transcript; upstream lists no other directories."""
+        """Return whether at least one recording has a transcript, as upstream requires for its list of voices."""
         files = [file for file, plain in self._files().items() if plain]
         return any(transcript_name(file) in files for file in audio_names(files))
 
@@ -276,7 +276,7 @@ def audio_names(files: Iterable[str]) -> list[str]:
 
 
 def belongs(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is part of a voice, by its name. Hidden files are, hidden directories are not."""
+    """Return whether an entry may be part of a voice, by its name. Hidden files may, hidden directories may not."""
     if entry.name.startswith("."):
         return entry.is_file(follow_symlinks=False)
     return (
@@ -303,7 +303,7 @@ def write_codes(path: Path, codes: Codes) -> None:
 
 def map_codes(file: BinaryIO) -> Codes:
     """Memory-map the codes [codebooks, frames] of a .npy file. Raises ValueError for any other content."""
-    # numpy maps only paths, which could be replaced by a link, and its header parser accepts far more than this.
+    # Not `np.load`: it maps paths only, which a link could replace, and its header parser accepts far more.
     header = CODES_HEADER.fullmatch(file.read(CODES_HEADER_BYTES))
     if header is None:
         raise ValueError("not codes")

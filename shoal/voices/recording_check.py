@@ -1,8 +1,8 @@
 """Checks of a recording before it becomes a voice: length, level, noise, clipping, speech, and its transcript.
 
 Errors (a file that cannot be decoded, silence, a length beyond the limits) raise AudioError. Everything else is a
-finding: the voice can be made, but would sound worse than it could. The measures are simple ones of energy and
-periodicity over short windows. They tell a voice from noise and hum, not from music.
+finding: the voice can be made, but would sound worse than it could. The measures are energy and periodicity of short
+windows, which distinguish a voice from noise and hum, but not from music.
 """
 
 import math
@@ -22,8 +22,8 @@ Levels: TypeAlias = NDArray[np.float32]
 
 WINDOW_SECONDS, HOP_SECONDS = 0.04, 0.02
 PITCH_HERTZ = (60.0, 400.0)
-PERIODIC = 0.5  # normalised autocorrelation from which a window counts as voiced
-ANALYSIS_RATE = 8_000  # Hz, about; enough for the pitch
+PERIODIC = 0.5  # minimum normalised autocorrelation of a voiced window
+ANALYSIS_RATE = 8_000  # approximate Hz after decimation; enough to detect the pitch
 BATCH_WINDOWS = 512  # bounds the memory of the autocorrelation
 
 FLOOR_DB = -90.0
@@ -37,7 +37,7 @@ PACE = (0.45, 4.0)  # seconds of recording per second of ordinary reading of the
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A remark on a recording that can be used: what is not good about it, and what would help."""
+    """Problem of a recording that can still be used, and how to fix it."""
 
     code: str
     message: str
@@ -127,7 +127,7 @@ def _periodic(windows: Samples, rate: float) -> NDArray[np.bool_]:
 
 
 def _clipped(samples: Samples) -> float:
-    """Return the fraction of samples at full scale whose successor is, too: a single peak may touch it."""
+    """Return the fraction of samples at full scale followed by another one: a single sample there is not clipping."""
     high = np.abs(samples) >= FULL_SCALE
     return float(np.mean(high[1:] & high[:-1])) if len(samples) > 1 else 0.0
 

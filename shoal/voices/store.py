@@ -90,7 +90,7 @@ class VoiceStore:
         self._builtin = tuple(root.resolve() for root in builtin)
         self._sample_rate = sample_rate
         self._limits = limits
-        # Whether all directories of voices are on local file systems: looking up a voice waits for no network.
+        # True if all directories of voices are on local file systems: looking up a voice never waits for a network.
         self.local = all(map(is_local, self._roots))
         self._sweep()
 
@@ -167,7 +167,7 @@ class VoiceStore:
         return check_recording(audio_bytes(audio, self._limits), self._limits, transcript)
 
     def stamp(self, name: str) -> Stamp:
-        """Cheap to read; changes when what `get` would return may have changed."""
+        """Return a value that changes whenever the result of `get` may have changed. Reads file metadata only."""
         with self._open(name) as folder:
             return folder.stamp()
 
@@ -203,7 +203,7 @@ class VoiceStore:
 
     @contextmanager
     def _open(self, name: str) -> Iterator[Folder]:
-        """Open the first complete directory of that name, else the first non-empty one, which raises what it lacks."""
+        """Open the first complete directory of that name, else the first non-empty one, to report what is missing."""
         check_name(name)
         with ExitStack() as stack:
             folders: list[Folder] = []

@@ -23,10 +23,10 @@ RATE = 16_000
 class Transcriber:
     """Returns the words of mono samples at 16 kHz. Not thread-safe. Raises MissingExtra."""
 
-    # Silence on both sides, without which first and last words get lost.
+    # Samples of silence added on both sides; without them first and last words get lost.
     padding = RATE // 2
-    # Its voice detector keeps state from clip to clip, even across instances, so the transcript would depend on
-    # the order of clips (4 of 60 changed). At threshold 0 it finds one stretch of speech in everything.
+    # The voice activity detector keeps state between clips, even across instances, so transcripts would depend on the
+    # order of clips (4 of 60 changed). At threshold 0 it treats every clip as one stretch of speech.
     options: ClassVar = {"vad_threshold": "0.0"}
     install = "pip install 'shoal-tts[asr]'"
 
@@ -67,12 +67,12 @@ def transcribe_recording(
 
 
 def pieces(samples: Samples, longest: int = 10 * RATE) -> list[Samples]:
-    """`samples` cut at quiet moments into pieces that the transcriber can hold; joined they are `samples` again."""
+    """Split samples at quiet moments into pieces of at most `longest` samples, which the recogniser can process."""
     found, step = [], RATE // 20
     while len(samples) > longest:
         late = samples[longest // 2 : longest]
         energy = np.square(late[: len(late) // step * step].reshape(-1, step)).sum(1)
-        # Two steps together, cut between them: the middle of the quietest tenth of a second.
+        # Cut between the two steps that are quietest together: the middle of the quietest 0.1 s.
         cut = longest // 2 + (int(np.argmin(energy[1:] + energy[:-1])) + 1) * step
         found.append(samples[:cut])
         samples = samples[cut:]

@@ -22,7 +22,7 @@ from shoal.text.tokenizer import CONTROL_SPELLING, SPEAKER_TAG
 Clip: TypeAlias = tuple[bytes | Path, str]  # encoded audio file and its transcript
 
 MAX_NAME_LENGTH = 255
-# A recording with long pauses says little about how fast its voice reads another text.
+# Bounds of `Voice.pace`: a recording with long pauses says little about the reading speed of its voice.
 PACE_RANGE = (0.5, 1.25)
 NAME = re.compile(r"[a-zA-Z0-9\-_ ]+")
 
@@ -53,7 +53,7 @@ class VoiceEncoder(Protocol):
 
 
 class CodecRates:
-    """Sample rate and frame rate of a codec: the part that all encoders for a codec have in common."""
+    """Base of voice encoders: sample rate and frame rate of the codec."""
 
     def __init__(self, config: CodecConfig) -> None:
         self.sample_rate, self.frame_rate = config.sample_rate, config.frame_rate
@@ -73,7 +73,7 @@ DEFAULT_LIMITS = VoiceLimits()
 
 
 def voice_limits(seconds: float, prompt_seconds: float = math.inf) -> VoiceLimits:
-    """Return the default limits, with a maximum recording length of `seconds`, for a model's `prompt_seconds`."""
+    """Return the default limits with recordings of at most `seconds`, and `prompt_seconds` as the model's maximum."""
     total = max(seconds, DEFAULT_LIMITS.max_total_seconds)
     return VoiceLimits(AudioLimits(max_seconds=seconds), max_total_seconds=total, prompt_seconds=prompt_seconds)
 
@@ -212,7 +212,7 @@ def check_transcript(transcript: str, limits: VoiceLimits) -> str:
 
 
 def check_new_transcript(transcript: str, limits: VoiceLimits) -> str:
-    """`check_transcript`, and refuse control tokens of any model, which would fail every request with the voice."""
+    """Check as `check_transcript`, and reject control tokens of any model: every request with the voice would fail."""
     text = check_transcript(transcript, limits)
     for spelling in CONTROL_SPELLING.findall(text):
         if not SPEAKER_TAG.fullmatch(spelling):

@@ -29,16 +29,16 @@ from shoal.errors import AudioError, EngineStopped, MissingExtra
 logger = logging.getLogger(__name__)
 
 MAX_PROCESSES = 2
-MAX_JOBS = 200  # per process; bounds what a leak in ffmpeg can add up to
+MAX_JOBS = 200  # per process; bounds the effect of a memory leak in ffmpeg
 START_SECONDS, JOB_SECONDS = 120.0, 120.0  # wall time; the worker's CPU time has a smaller limit
 STOP_SECONDS = 2.0
-# The worker gets no other variable, and so no secret.
+# Environment variables passed on to the worker: no others, since they may be secrets.
 VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TEMP", "TMPDIR")
 COMMAND = "import sys; sys.path[:] = sys.argv[1:]; from shoal.audio.sandbox.worker import main; main()"
 
 
 class WorkerEnded(Exception):
-    """The worker ended before it responded; `idle` if that was its own decision, between two recordings."""
+    """The worker ended before it responded; `idle` if it exited by itself after its idle time."""
 
     def __init__(self, returncode: int, *, idle: bool) -> None:
         super().__init__(f"exit code {returncode}")
@@ -47,7 +47,7 @@ class WorkerEnded(Exception):
 
 @cache
 def warn_unfiltered() -> None:
-    """Warn once."""
+    """Log once that the seccomp filter is not available."""
     logger.warning("recordings are decoded without a system call filter: this kernel or machine does not support it")
 
 

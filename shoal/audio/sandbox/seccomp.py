@@ -1,7 +1,7 @@
-"""System call filter of the decoder process (Linux, x86-64 and arm64): what decoding needs, and nothing else.
+"""Seccomp filter of the decoder process (Linux, x86-64 and arm64): allows only the system calls that decoding needs.
 
-Resource limits bound what a process opens and uses. They do not keep it from deleting files, from signalling or
-tracing other processes of its user, from executing programs, or, as root, from forking. Other calls fail with EPERM.
+Resource limits alone do not prevent a process from deleting files, from signalling or tracing other processes of its
+user, from executing programs, or, as root, from forking. Calls that are not allowed fail with EPERM.
 """
 
 import ctypes
@@ -59,7 +59,7 @@ class Program(ctypes.Structure):
 
 
 def restrict_system_calls() -> bool:
-    """Filter the system calls of all threads of this process, irrevocably; return False where that is not possible."""
+    """Install the filter for all threads of this process, irrevocably; return False where that is not possible."""
     machine = MACHINES.get(platform.machine()) if sys.platform == "linux" else None
     if machine is None:
         return False

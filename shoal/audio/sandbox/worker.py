@@ -31,7 +31,7 @@ from shoal.errors import AudioError, MissingExtra
 if sys.platform != "win32":
     import resource
 
-IDLE_SECONDS = 60.0
+IDLE_SECONDS = 60.0  # without a request, after which the process exits
 MEMORY_BYTES = 192 << 20  # in addition to copies of the recording and its samples
 COPIES_OF_RECORDING, COPIES_OF_SAMPLES = 3, 6
 CPU_SECONDS, CPU_SECONDS_PER_SECOND = 5, 0.1  # per second of the longest recording allowed
@@ -79,14 +79,14 @@ def _error(status: int, message: str) -> tuple[DecodeResponse, memoryview]:
 
 
 def _arrives(requests: BinaryIO) -> bool:
-    """Wait for a request; return False after a while without one, so that an idle server keeps no process."""
+    """Wait for a request; return False after IDLE_SECONDS, so that an idle server keeps no decoder process."""
     if os.name == "nt":
         return True
     return bool(select.select([requests], [], [], IDLE_SECONDS)[0])
 
 
 def warm_up() -> None:
-    """Decode, resample and fail once: no file can be opened later, so every module must be loaded now."""
+    """Decode, resample and fail once, to import every module now: later no file can be opened."""
     samples = struct.pack("<800h", *range(800))
     wav = wav_header(8_000, len(samples)) + samples
     with suppress(AudioError, MissingExtra):
