@@ -48,7 +48,7 @@ class BatchWorker:
         self._journal = worker_journal(out)
 
     def __call__(self, rows: dict[str, np.ndarray]) -> dict[str, list[Any]]:
-        """Speak tasks, given as Ray Data columns, and return their journal entries as columns."""
+        """Speak a block of tasks, given as Ray Data columns; return their journal entries as columns."""
         columns = (rows[each.name].tolist() for each in fields(LineTask))
         tasks = [LineTask(*row) for row in zip(*columns, strict=True)]
         lines = ((task, self._lines.raw(task)) for task in tasks)

@@ -45,7 +45,7 @@ class Journal:
             self._file.truncate(sum(len(raw) for raw in _whole_lines(path)))
 
     def add(self, entries: list[JournalEntry]) -> None:
-        """Append and sync entries: they and the names of their files survive a power cut. Raises OutputError."""
+        """Append and sync entries: they and their audio files survive a power loss. Thread-safe. Raises OutputError."""
         with self._lock, output_errors(self._directory):
             sync_directory(self._directory)
             self._file.write(b"".join(entry.encoded() for entry in entries))
@@ -72,7 +72,7 @@ def read_journal(path: Path) -> Iterator[JournalEntry]:
 
 
 def _is_partial(raw: bytes) -> bool:
-    """Return whether these bytes are the beginning of an entry. A power cut can leave zeros in place of data."""
+    """Return whether these bytes are the beginning of an entry. A power loss can leave zeros in place of data."""
     return OPENING.startswith(raw[: len(OPENING)].partition(b"\0")[0])
 
 

@@ -100,13 +100,13 @@ class InputFile:
 
 
 def parse_line(raw: bytes, defaults: LineDefaults) -> tuple[LineBody, str]:
-    """Validate a line and return its body and digest. Raises ShoalError that says what is wrong."""
+    """Validate a line and return its body and digest. Raises InvalidRequest."""
     if len(raw) > MAX_LINE_BYTES:
         raise InvalidRequest(f"the line is longer than {MAX_LINE_BYTES >> 20} MB")
     content = _with_defaults(_content(raw, plain=defaults.plain), defaults.fields)
     body = validated(LineBody, content)
     body.output()  # raises for settings that the audio format does not support
-    request_lexicon(body)  # raises for an entry that is not one
+    request_lexicon(body)  # raises for an invalid entry
     fields = json.dumps(content, ensure_ascii=False, sort_keys=True)
     hashed = "\0".join(filter(None, (defaults.model, fields, defaults.lexicon)))
     return body, blake2b(hashed.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -127,7 +127,7 @@ def _content(raw: bytes, *, plain: bool) -> dict[str, Any]:
 
 
 def _given_id(raw: bytes, defaults: LineDefaults) -> str | None:
-    """Return the id of an invalid line if it has a valid one, so that the user finds the line by it."""
+    """Return the id of an invalid line if the id itself is valid: errors are reported under it."""
     if len(raw) > MAX_LINE_BYTES:
         return None
     try:

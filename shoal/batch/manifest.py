@@ -32,7 +32,7 @@ class Manifest:
     @classmethod
     @contextmanager
     def opened(cls, out: Path) -> Iterator["Manifest"]:
-        """Lock the directory and read its manifest; settle it at the end, also after an error.
+        """Lock the directory and read its manifest; call `settle` at the end, also after an error.
 
         Raises InvalidRequest when another batch holds the lock, OutputError.
         """
@@ -62,7 +62,7 @@ class Manifest:
         return False
 
     def count(self, tasks: Iterable[LineTask]) -> int:
-        """Return how many of these lines have been spoken, here or by other workers."""
+        """Return the number of these lines that have been spoken, by this process or by workers."""
         self._read_workers()
         return sum(map(self.has, tasks))
 
@@ -90,7 +90,7 @@ class Manifest:
 
 
 def _key(entry: JournalEntry) -> str | int:
-    """Return the id, or the number of an invalid line, whose default name may be the id of another line."""
+    """Return the key of an entry: its id, but the line number for an invalid line, whose name another line may use."""
     return entry.line if entry.digest is None else entry.id
 
 

@@ -88,7 +88,7 @@ async def speak_all(
 
 
 class GroupCommit:
-    """Group commit: entries that arrive during a sync share the next one, as a GPU is faster than syncs of a disk."""
+    """Group commit: entries that arrive during a sync share the next one, because a GPU outpaces single disk syncs."""
 
     def __init__(self, add: Add) -> None:
         self._add = add

@@ -44,7 +44,7 @@ class BookFormat:
         return audio_format(self.audio)
 
 
-# The index at the front lets players on a network start without reading to the end.
+# Put the index at the front, so that players on a network can start before the whole file has arrived.
 MP4 = {"movflags": "+faststart"}
 FORMATS = {
     "m4b": BookFormat("mp4", "aac", "fltp", "aac", 64_000, "audio/mp4", MP4 | {"brand": "M4B "}),
@@ -164,7 +164,7 @@ def _add_tags(container: "OutputContainer", stream: "AudioStream", tags: FileTag
 def _cover_stream(container: "OutputContainer", cover: Cover) -> "Stream":
     from av.stream import Disposition
 
-    # The size is not stated: readers take it from the image.
+    # Placeholder size: readers take it from the image.
     stream = container.add_mux_stream(COVER_CODECS[cover.media_type], width=1, height=1)
     stream.disposition = Disposition.attached_pic
     return stream

@@ -51,7 +51,7 @@ class Book:
 
 
 def parse_cover(content: bytes) -> Cover:
-    """Return the image as a cover; only its first bytes are looked at. Raises InvalidRequest."""
+    """Return the image as a cover; only its magic bytes are checked. Raises InvalidRequest."""
     if len(content) > MAX_COVER_BYTES:
         raise InvalidRequest(f"the cover is larger than {MAX_COVER_BYTES >> 20} MiB: make the image smaller")
     for magic, media_type in IMAGE_TYPES.items():
@@ -61,10 +61,10 @@ def parse_cover(content: bytes) -> Cover:
 
 
 def checked(book: Book) -> Book:
-    """Return the book without chapters that have no words. Raises TextError for one that has none, or too much text."""
+    """Return the book without chapters that have no words. Raises TextError for a book with no or too much text."""
     spoken = [replace(each, title=_short(each.title)) for each in book.chapters if _spoken(each)]
     if len(spoken) > 1 and all(block.heading for block in spoken[0].blocks):
-        # The title of the book alone is not a chapter.
+        # A first chapter of headings only is the title page: merge it into the next one.
         spoken[:2] = [replace(spoken[1], blocks=spoken[0].blocks + spoken[1].blocks)]
     if not spoken:
         raise TextError("the book has no text: a book of images has to be recognised (OCR) first")

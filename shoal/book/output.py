@@ -53,7 +53,7 @@ def parse_target(path: Path, format: str | None, kilobits: int | None) -> BookTa
 
 
 def write_book(target: BookTarget, book: Book, timeline: Timeline, work: Path) -> list[Path]:
-    """Write the book and return the paths of its audio files. Each file appears when it is complete.
+    """Write the book and return the paths of its audio files. Each file is renamed into place when complete.
 
     Raises OutputError.
     """

@@ -1,6 +1,6 @@
-"""Write an epub 3 with media overlays: the text of the book, whose sentences light up while they are read aloud.
+"""Write an epub 3 with media overlays: readers highlight each sentence of the text while it is read aloud.
 
-The text is that of the audio, with headings and paragraphs; pictures and styles of the original are not taken over.
+The text is that of the audio, as headings and paragraphs; pictures and styles of the original are omitted.
 """
 
 import re
@@ -23,7 +23,7 @@ XHTML = "application/xhtml+xml"
 ACTIVE_CLASS = "-epub-media-overlay-active"
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:-[A-Za-z0-9]{2,8})*")
 DATE = re.compile(r"\d{4}(?:-\d\d(?:-\d\d)?)?")
-# XML has no place for these, also not as references.
+# XML cannot contain these characters, not even as character references.
 NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 CONTAINER = """<?xml version="1.0" encoding="utf-8"?>
 <container version="1.0" xmlns="urn:oasis:names:tc:opendocument:xmlns:container">
@@ -37,7 +37,7 @@ h1 {{ font-size: 1.4em; margin: 2em 0 1em; }}
 
 
 def write_overlay(path: Path, book: Book, timeline: Timeline, bitrate: int, work: Path) -> None:
-    """Write the epub; it appears when it is complete. `bitrate` in bits per second. Raises OutputError."""
+    """Write the epub atomically. `bitrate` is in bits per second. Raises OutputError."""
     with output_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         target = AtomicFile(path)
@@ -170,7 +170,7 @@ def _smil(chapter: TimedChapter, number: int, rate: int) -> str:
 
 
 def _pars(chapter: TimedChapter, number: int, rate: int) -> Iterator[str]:
-    """Yield a parallel of text and audio per sentence; each lasts until the next begins, so that pauses are heard."""
+    """Yield a SMIL `par` of text and audio per sentence; it includes the pause until the next sentence."""
     ends = [each.start for each in chapter.sentences[1:]] + [chapter.samples]
     for place, (each, end) in enumerate(zip(chapter.sentences, ends, strict=True)):
         clip = f'clipBegin="{(each.start if place else 0) / rate:.3f}s" clipEnd="{end / rate:.3f}s"'

@@ -11,11 +11,11 @@ from shoal.speech import Samples
 
 # Seconds that the end of a word and the start of the next one may be wrong.
 UNCERTAIN_SECONDS = 0.1
-# Silence is looked for in windows of this length: longer than the closure before the sound of a "t".
+# Length of the windows in which silence is searched: longer than the closure before the sound of a "t".
 WINDOW_SECONDS = 0.08
 SAME_SILENCE = 4.0  # power of windows that belong to the same silence, relative to the quietest
-# Power of a silence relative to the mean of the file (-25 dB). A louder place is within speech, where a pause would
-# sound as if the sentence broke off.
+# Maximum power of a silence relative to the mean of the file (-25 dB). A louder cut is within speech, where a pause
+# would sound like a break-off.
 SILENT = 10 ** (-25 / 10)
 
 
@@ -27,7 +27,7 @@ class Cut(NamedTuple):
 
 
 def part_cuts(samples: Samples, rate: int, piece: PlannedPiece, words: Sequence[TimedWord]) -> tuple[Cut, Cut]:
-    """Return where the part of a piece begins and ends; the ends of the file for a piece that has no parts."""
+    """Return the start and end of a piece in its file; the whole file if no other sentence shares it."""
     begin, end = piece.part or (0, len(piece.text))
     return _cut(samples, rate, begin, piece, words), _cut(samples, rate, end, piece, words)
 
@@ -38,7 +38,7 @@ def words_of(words: Sequence[TimedWord], piece: PlannedPiece) -> list[TimedWord]
 
 
 def _cut(samples: Samples, rate: int, place: int, piece: PlannedPiece, words: Sequence[TimedWord]) -> Cut:
-    """Return where the audio is cut to cut its text at character `place`."""
+    """Return the cut in the audio that corresponds to a cut of its text at character `place`."""
     length = len(piece.text)
     if place in (0, length):
         return Cut(len(samples) if place else 0, silent=True)
@@ -46,14 +46,14 @@ def _cut(samples: Samples, rate: int, place: int, piece: PlannedPiece, words: Se
     if before and after:
         first = max(before[-1].start, min(before[-1].end, after[0].start) - UNCERTAIN_SECONDS)
         last = min(after[0].end, max(before[-1].end, after[0].start) + UNCERTAIN_SECONDS)
-    else:  # no word times: the share of the letters
+    else:  # no word times: estimate the position from the share of characters
         middle = len(samples) / rate * place / length
         first, last = middle - 2 * UNCERTAIN_SECONDS, middle + 2 * UNCERTAIN_SECONDS
     return _quietest(samples, round(first * rate), round(last * rate), round(WINDOW_SECONDS * rate))
 
 
 def _quietest(samples: Samples, first: int, last: int, window: int) -> Cut:
-    """Return the middle of the quietest windows between two samples: of the pause, if there is one."""
+    """Return the middle of the quietest stretch between two samples, normally the pause between two sentences."""
     first, last = max(0, first), min(len(samples), last)
     total = np.concatenate(([0.0], np.cumsum(np.square(samples[first:last], dtype=np.float64))))
     if len(total) <= window:

@@ -17,7 +17,7 @@ TERMINAL = (*ENDERS, ":", ";", ",")
 QUOTES = "\"“”„«»「」『』‘’' "
 CLOSERS = "\"'”’)]»」』"
 
-# Seconds of silence after what was said.
+# Seconds of silence after each kind of text.
 PIECE_PAUSE, SENTENCE_PAUSE, PARAGRAPH_PAUSE, HEADING_PAUSE, BREAK_PAUSE = 0.1, 0.35, 0.7, 1.2, 1.8
 
 
@@ -54,8 +54,8 @@ def chapter_sentences(chapter: Chapter, *, quotes: bool) -> list[Sentence]:
 def spoken_together(sentences: Sequence[Sentence], *, english: bool = False) -> list[list[Sentence]]:
     """Return groups of consecutive sentences: a short one and the next of its paragraph, if one voice speaks both.
 
-    As texts are split elsewhere: alone, a small model slurs "Stop!". The last sentence of a paragraph stays alone. So
-    does, for an `english` model, one in another script: the model refuses it, and would refuse its neighbours with it.
+    A small model slurs short sentences such as "Stop!" if it speaks them alone. Groups do not cross paragraphs. For an
+    `english` model, a sentence in another script stays alone: the model rejects it, and would reject its group.
     """
     groups: list[list[Sentence]] = []
     for sentence in sentences:
@@ -88,7 +88,7 @@ def _pause_after(block: Block, following: Block | None) -> float:
         return BREAK_PAUSE
     if block.heading:
         return HEADING_PAUSE
-    # A line of verse or an entry of a list goes on with the next one.
+    # A block without a final mark, such as a line of verse or a list entry, continues in the next block.
     return PARAGRAPH_PAUSE if _ends_sentence(block.text) else SENTENCE_PAUSE
 
 
@@ -106,7 +106,7 @@ def _block_sentences(block: Block, quotes: bool) -> Iterator[tuple[str, tuple[Pi
 
 
 def _pieces(text: str, quoted: list[Span]) -> Iterator[Piece]:
-    """Yield the parts between and inside of the quoted spans; parts without a word are left out."""
+    """Yield the parts outside and inside the quoted spans; parts without a word are left out."""
     at = 0
     for start, end in [*quoted, (len(text), len(text))]:
         for part, inside in ((text[at:start], False), (text[start:end], True)):
@@ -117,7 +117,7 @@ def _pieces(text: str, quoted: list[Span]) -> Iterator[Piece]:
 
 
 def _spoken(text: str, mark: str = ".") -> str:
-    """Return the text with a mark if it has none at its end: models read on without one."""
+    """Return the text, with `mark` added if it has no final mark: without one, models do not stop."""
     text = text.strip()
     return text if text.rstrip(CLOSERS).endswith(TERMINAL) else f"{text}{mark}"
 

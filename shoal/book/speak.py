@@ -32,7 +32,7 @@ def plan_run(chapters: Iterable[PlannedChapter], narration: Narration, manifest:
 def speak_missing(
     run_plan: BookRun, manifest: Manifest, source: EngineSource, voices: Path, watch: ProgressCallback
 ) -> None:
-    """Load the model and speak what is missing. Each piece is on disk before `watch` is called with it.
+    """Load the model and speak the missing pieces. Each piece is on disk before `watch` is called for it.
 
     Raises InvalidRequest for a model without a voice of its own, in which every sentence would have another one.
     """

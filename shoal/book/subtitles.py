@@ -22,7 +22,7 @@ LINE_CHARACTERS, LINES = 42, 2  # size of a cue on screen, as subtitling guides 
 
 @dataclass(frozen=True, slots=True)
 class Cue:
-    """A sentence and when it is spoken, in seconds from the start of its file."""
+    """A sentence with its times, in seconds from the start of its file."""
 
     chapter: int
     sentence: int
@@ -76,9 +76,9 @@ def chapter_cues(chapter: TimedChapter, rate: int, start: float = 0.0) -> Iterat
 
 
 def as_written(text: str, words: list[TimedWord]) -> list[TimedWord]:
-    """Return the words with the marks and the characters that they have in the sentence.
+    """Return the words as they are written in the sentence, with marks beside them and positions in it.
 
-    The pieces of a sentence are spoken without quotes, and a short sentence in one file with the next one.
+    The positions of spoken words differ: quotes are not spoken, and a short sentence shares a file with the next one.
     """
     spoken = [" "] * len(text)
     for each in written_words(text):
@@ -91,7 +91,7 @@ def as_written(text: str, words: list[TimedWord]) -> list[TimedWord]:
 
 
 def _place(text: str, word: str, at: int) -> tuple[int, int]:
-    """Return the characters of a word from `at` on, with the marks beside it; none at `at` if it is not there."""
+    """Return the span of the first `word` from `at` on, with the marks beside it; empty, at `at`, if not found."""
     first = text.find(word, at)
     if first < 0:
         return at, at

@@ -23,7 +23,7 @@ from shoal.speech import Samples
 
 TARGET_LUFS = -20.0  # audiobook shops ask for an RMS of -23 to -18 dB
 MAX_PEAK = 0.7  # fraction of full scale, -3.1 dB
-# A piece is brought to the target unless it differs more than this from the median of its voice: a whisper stays one.
+# Maximum correction of a piece relative to the median loudness of its voice, so that a whisper stays quiet.
 MAX_DEVIATION = 6.0  # decibels
 CHAPTER_START, CHAPTER_END = 0.5, 2.0  # seconds of silence
 EDGE_SECONDS, FADE_SECONDS = 0.06, 0.005  # silence kept around speech; fade at each end
@@ -38,13 +38,13 @@ class Take:
     piece: PlannedPiece
     start: int  # samples
     end: int
-    continued: bool = False  # speech goes on in the piece of the next sentence, without a pause
-    continues: bool = False  # speech of the sentence before goes on in this piece
+    continued: bool = False  # speech continues without a pause in the piece of the next sentence
+    continues: bool = False  # speech of the previous sentence continues without a pause in this piece
     gain: float = 1.0  # factor
 
     def samples(self, rate: int) -> Samples:
         pcm, _ = read_piece(self.file)
-        # The whole file, since a limiter for each of its sentences would change the volume where one goes on.
+        # Limit the whole file: limiters for single sentences would change the volume where speech continues.
         speech = limit_peaks(pcm * np.float32(self.gain), rate, MAX_PEAK)[self.start : self.end]
         return _faded(speech, round(FADE_SECONDS * rate), start=not self.continues, end=not self.continued)
 
@@ -57,7 +57,7 @@ class TimedSentence:
     end: int
 
     def words(self, rate: int) -> list[TimedWord]:
-        """Return the words with times from the start of the chapter; empty if those of a piece are not known."""
+        """Return the words with times in seconds from the start of the chapter; empty if some piece has none."""
         at, words = self.start, list[TimedWord]()
         for take in self.takes:
             found, length = words_of(read_words(take.file), take.piece), take.end - take.start
@@ -185,7 +185,7 @@ def _time_chapter(chapter: PlannedChapter, takes: dict[PlannedPiece, Take], rate
     for planned, following in zip_longest(spoken, spoken[1:]):
         *before, last = (takes[piece] for piece in planned.pieces)
         if following is None or not takes[following.pieces[0]].continues:
-            last = replace(last, continued=False)  # the sentence that it goes on in was left out
+            last = replace(last, continued=False)  # the sentence in which it continues was left out
         parts = (*before, last)
         length = sum(take.end - take.start for take in parts) + round(PIECE_PAUSE * rate) * (len(parts) - 1)
         end = at + length
@@ -195,7 +195,7 @@ def _time_chapter(chapter: PlannedChapter, takes: dict[PlannedPiece, Take], rate
 
 
 def speech_span(samples: Samples, rate: int) -> tuple[int, int]:
-    """Return where speech begins and ends in samples that have silence around it; all of them if it has no pause."""
+    """Return the span of speech without surrounding silence; the whole span for very short or silent samples."""
     window = max(1, rate // 100)
     whole = len(samples) // window
     if not whole:

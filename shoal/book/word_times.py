@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TimedWord:
-    """A word as it was written, in seconds from the start of the file that it is in."""
+    """A word as written, with times in seconds from the start of its file."""
 
     text: str
     start: float
@@ -17,7 +17,7 @@ class TimedWord:
     last: int = 0
 
     def within(self, offset: float, first: float, last: float) -> "TimedWord":
-        """Return the word moved by `offset` seconds and cut to what lies between `first` and `last`."""
+        """Return the word with times shifted by `offset` and clamped to `first` to `last`, all in seconds."""
         start, end = (min(max(time + offset, first), last) for time in (self.start, self.end))
         return replace(self, start=round(start, 3), end=round(end, 3))
 

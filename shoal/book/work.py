@@ -1,8 +1,8 @@
 """Work folder of a book: one file per spoken piece, named by a hash of all that its audio depends on.
 
-The folder is the output directory of a batch, whose manifest is written after each file is synced: whatever ends a run,
-the next one speaks only what is missing. A piece that is said differently (another text, voice, seed or model) has
-another name, so nothing is ever overwritten, and a sentence that occurs twice is spoken once.
+The folder is the output directory of a batch, whose manifest is written after each file is synced: however a run ends,
+the next one speaks only what is missing. A piece with another text, voice, seed or model has another name, so nothing
+is ever overwritten, and a sentence that occurs twice is spoken once.
 """
 
 import json
@@ -41,14 +41,15 @@ class Narration:
     lexicon: str  # hash of the lexicon
     narrator: Speaker
     quotes: Speaker | None = None
-    english: bool = False  # the model speaks English only: also a sentence in French is read as English
+    english: bool = False  # the model speaks English only, so sentences in other languages are read as English
     words: bool = False  # the model is calibrated: record when each word is spoken
-    joins_short: bool = False  # a short sentence is spoken with the next one, and cut by the times of the words
+    joins_short: bool = False  # speak a short sentence together with the next one; word times tell where to cut
     seed: int = 0
 
     def fields(self) -> dict[str, object]:
         """Return the fields that the lines of all pieces have in common."""
-        fields: dict[str, object] = {"format": "wav", "ssml": False}  # a book is not SSML, also if it begins like it
+        # A book is never SSML, even if it begins with <speak>.
+        fields: dict[str, object] = {"format": "wav", "ssml": False}
         fields |= {"normalize": "en"} if self.english else {}
         return fields | ({"subtitles": "json"} if self.words else {})
 
@@ -64,13 +65,13 @@ class PlannedPiece:
     text: str
     speaker: Speaker
     seed: int
-    part: Span | None = None  # characters of `text` that are the piece; None: all, no other sentence is spoken with it
+    part: Span | None = None  # span of the piece in `text`; None: all of it, spoken alone
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedSentence:
     sentence: Sentence
-    key: str  # identifies the sentence in the whole book, also after other sentences have changed
+    key: str  # identifies the sentence in the book, even after other sentences have changed
     pieces: tuple[PlannedPiece, ...]
     together: tuple[str, ...]  # keys of the sentences that are spoken together with this one, and its own
 
@@ -144,10 +145,10 @@ def _plan_group(
 
 
 def seed_of(keys: tuple[str, ...], redone: dict[str, int], default: int) -> int:
-    """Return the seed of sentences that are spoken together: that of the last one that was redone, or `default`.
+    """Return the seed of sentences that are spoken together: that of the last redone one, else `default`.
 
-    They have different seeds after an edit, or if an earlier version spoke one of them again alone. The first ones are
-    short, and their keys move on when such a sentence ("No.") is added before them.
+    Their stored seeds may differ after an edit, or if one was redone alone. The last one counts, because the others are
+    short ("No."): they often occur several times, and their keys shift when another one is added before them.
     """
     return next((redone[key] for key in reversed(keys) if key in redone), default)
 

@@ -232,7 +232,7 @@ def _cover(archive: Archive, package: Package) -> Cover | None:
 
 
 def _is_remote(href: str) -> bool:
-    """Return whether a reference has a scheme: videos of a book may lie on a server. They are never fetched."""
+    """Return whether a reference has a URL scheme, such as a video on a server. These are never fetched."""
     return SCHEME.match(href) is not None
 
 

@@ -1,8 +1,8 @@
 """Tokens of XML and HTML documents, well-formed or not, in time linear in their length.
 
-Books in the wild are often not well-formed, so an XML parser would refuse them, and the standard library's HTML parser
-takes quadratic time for hostile ones. Entities that a document declares are never expanded: declaring one is an error,
-and nothing outside of the document is ever read.
+Real books are often not well-formed, so an XML parser would reject them, and the standard library's HTML parser takes
+quadratic time for hostile ones. Entities are never expanded: declaring one is an error, and nothing outside of the
+document is ever read.
 """
 
 import re
@@ -67,7 +67,7 @@ def tokens(document: str) -> Iterator[Token]:
 
 
 def _markup(document: str, mark: int) -> tuple[Token | None, int]:
-    """Return the token at a `<` and where it ends. What is never closed takes up the rest of the document."""
+    """Return the token at a `<` and its end; a token that is never closed extends to the end of the document."""
     if document.startswith("<!--", mark):
         return None, _after(document, "-->", mark + 4)
     if document.startswith("<![CDATA[", mark):
@@ -103,7 +103,7 @@ def _tag_end(document: str, start: int) -> int:
 
 def _declaration_end(document: str, mark: int) -> int:
     end = _after(document, ">", mark)
-    # The text of a declaration reaches up to its internal subset, whose declarations are tokens of their own.
+    # A DOCTYPE ends here at the first `>`, inside its internal subset; the next declarations are separate tokens.
     if document.startswith("<!ENTITY", mark) or "<!ENTITY" in document[mark:end]:
         raise TextError("a document of the book declares entities, which is not allowed")
     return end

@@ -110,7 +110,7 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _by_headings(paragraphs: Iterable[str], title: str) -> Iterator[Chapter]:
-    """Yield chapters. Headings without a text below them that occur again are a table of contents, and left out."""
+    """Yield chapters. Headings without text that occur again later are a table of contents, and left out."""
     found = list(_sections(paragraphs, title))
     last = {_label(chapter.title): number for number, chapter in enumerate(found)}
     for number, chapter in enumerate(found):
@@ -120,7 +120,7 @@ def _by_headings(paragraphs: Iterable[str], title: str) -> Iterator[Chapter]:
 
 
 def _label(title: str) -> str:
-    """Return `chapter ii` of "CHAPTER II. The Return": contents and headings differ in the rest."""
+    """Return `chapter ii` for "CHAPTER II. The Return": contents and headings may differ in the rest."""
     return " ".join(word.strip(".:,—–-") for word in title.casefold().split()[:2])
 
 

@@ -22,7 +22,7 @@ UNREAD_TYPES = _names(
     "biblioref endnote endnotes footnote footnotes index landmarks loi lot noteref page-list pagebreak pagelist"
     " rearnote rearnotes toc"
 )
-# A link within the book whose text is only a number or a sign refers to a note.
+# Text of a link to a note: only a number or a reference mark.
 NOTE_REFERENCE = re.compile(r"[\[({]?\s*(?:\d{1,4}|[*†‡§¶]{1,4})\s*[\])}]?")
 SCENE_BREAK = re.compile(r"[\s*•·⁂#~_—–=-]+")
 TERMINAL = (".", "!", "?", "…", ":", ";", ",", "。", "！", "？")
@@ -59,13 +59,13 @@ class _BlockReader:
         self._ids: set[str] = set()
         self._level = 0
         self._after_break = False
-        self._unread: list[str] = []  # open elements from the outermost that is not read on
+        self._unread: list[str] = []  # open skipped elements: the outermost, and those of its name in it
         self._link: int | None = None  # index of the first part inside of a link within the book
 
     def start(self, tag: StartTag) -> None:
         empty = tag.empty or tag.name in VOID
         if self._unread or _is_unread(tag):
-            # Only elements of the same name are counted: a missing end tag of another one does no harm.
+            # Count only elements with the name of the outermost, so that other missing end tags do no harm.
             if not empty and (not self._unread or tag.name == self._unread[0]):
                 self._unread.append(tag.name)
             return
