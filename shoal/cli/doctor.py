@@ -18,7 +18,7 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     plan: Annotated[
         bool,
-        typer.Option("--plan", help="Instead: show how many sequences common GPUs hold, and their speed."),
+        typer.Option("--plan", help="Show how many sequences common GPUs hold, and their predicted speed, instead."),
     ] = False,
 ) -> None:
     """Check this machine: hardware, missing packages, available models, and the device and dtype that will be used.

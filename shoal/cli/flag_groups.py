@@ -8,7 +8,7 @@ from typing import Any
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command as Typer takes it: a parameter whose type is a dataclass becomes a flag per field."""
+    """Return a command that Typer accepts: each parameter whose type is a dataclass becomes a flag per field."""
     parameters = inspect.signature(command).parameters
     groups = {name: each.annotation for name, each in parameters.items() if _is_group(each)}
     flags = [flag for each in parameters.values() for flag in _flags(each)]

@@ -1,4 +1,4 @@
-"""Help pages show flags without a type; values that need no conversion are passed on as they are."""
+"""Typer commands whose help shows flags without a type, and whose values are converted only if needed."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from shoal.cli.plain_values import skip_conversion
 
 
 def _prepared(params: list[Any]) -> list[Any]:
-    """Typer shows `<bool>` beside a flag, as if it took a value; an empty metavar hides it."""
+    """Hide the type of flags with an empty metavar: Typer shows `<bool>`, as if a flag took a value."""
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""

@@ -29,7 +29,7 @@ def check(
     text: Annotated[str | None, typer.Option(help="Text to apply the lexicon to.")] = None,
     json: Json = False,
 ) -> None:
-    """Report all problems of a lexicon: lines that cannot be read, double words, words that the model cannot read.
+    """Report all problems of a lexicon: invalid lines, duplicate words, words that the model cannot read.
 
     The exit code is 1 when there is a problem.
 

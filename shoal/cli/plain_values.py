@@ -1,4 +1,4 @@
-"""Values of flags that need no conversion skip Typer's, which imports pydantic: a tenth of a second at every start."""
+"""Skip Typer's conversion of flag values that need none: it imports pydantic, which takes 0.1 s at every start."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ PLAIN = {bool, int, float, str, Path, NoneType}
 
 
 def skip_conversion(param: Any) -> None:
-    """Let a parameter pass on values that have its type, and convert strings to paths. In place, repeatable.
+    """Make a parameter accept values that have its type as they are, and strings as paths. In place, idempotent.
 
-    Parameters of other types, and those of a Typer that converts differently, are left alone.
+    Parameters of other types, and those of a Typer version with another converter, are not changed.
     """
     build = getattr(param, "get_runtime_param", None)
     descriptor = getattr(param, "type_descriptor", None)
@@ -27,7 +27,7 @@ def skip_conversion(param: Any) -> None:
 
 @dataclass(frozen=True)
 class PlainValues:
-    """Stands for Typer's converter of a parameter, which `build` makes when a value needs it."""
+    """Replaces Typer's converter of a parameter, which `build` creates only for a value that needs it."""
 
     build: Callable[[], Any]
     types: set[Any]
@@ -55,5 +55,5 @@ class PlainValues:
 
     @property
     def _checks_path(self) -> bool:
-        """Return whether Typer has to look at the file, or to resolve its path."""
+        """Return whether Typer has to check the file or resolve its path."""
         return bool(self.info.exists or self.info.resolve_path or self.info.path_type)

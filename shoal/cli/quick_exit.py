@@ -1,5 +1,5 @@
-"""End of a command that has closed everything it opened."""
+"""Exit of a command without the interpreter's teardown."""
 
 
 class QuickExit(SystemExit):
-    """Raised by a command with no thread, child process or open file left: the process may end without a teardown."""
+    """Raised by a command that has no thread, child process or open file left, so the process may end at once."""

@@ -63,8 +63,8 @@ def show_predictions(speeds: "Sequence[PredictedSpeed]") -> None:
         table.add_row(each.card, each.model, each.weights, each.backend, *figures)
     show_table(table)
     Console().print(
-        "Predicted from the bytes of a frame and the bandwidth on the data sheet, corrected by what an H200 reached; "
-        "nothing was measured on the other cards. Voices: in real time, within memory, 1,024 tokens each."
+        "Predicted from the bytes read per frame and the bandwidth on the data sheet, scaled to what an H200 reached; "
+        "no other card was measured. Voices: sequences in real time that fit into memory with 1,024 tokens each."
     )
 
 

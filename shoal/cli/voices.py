@@ -1,4 +1,4 @@
-"""`shoal voices`: recordings stored under a name, for use by all commands and the server."""
+"""`shoal voices`: manage stored voices, which all commands and the server can use by name."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -52,7 +52,7 @@ def add(
     store.add(name, recording, transcript)
     for finding in report.findings:
         typer.echo(f"warning: {finding.message}", err=True)
-    # nano, the default model, takes on a part of a voice only.
+    # Suggest s1-mini: nano, the default model, imitates a recorded voice only in part.
     typer.echo(f'added {name}; try it: shoal say "Hello." --voice {quote(name)} --model s1-mini', err=True)
 
 

@@ -32,7 +32,7 @@ Format = Annotated[
     typer.Option(help="Audio format for lines without one: wav, flac, mp3, opus, aac, webm, pcm, ulaw or alaw."),
 ]
 Subtitles = Annotated[
-    str | None, typer.Option(help="Also write word times for lines that do not say: srt, vtt or json.")
+    str | None, typer.Option(help="Also write word times, for lines without `subtitles`: srt, vtt or json.")
 ]
 Ray = Annotated[bool, typer.Option("--ray", help="Distribute the lines over several engines with Ray Data.")]
 Replicas = Annotated[int, typer.Option(min=1, help="With --ray: number of engines.")]
@@ -107,7 +107,7 @@ def batch(
 
 
 def _report(progress: "BatchProgress", output: Path, *, json: bool) -> None:
-    """Print what was done, and exit with 1 if a line failed."""
+    """Print the summary. Exits with code 1 if a line failed."""
     from shoal.cli.tables import print_json
 
     if json:

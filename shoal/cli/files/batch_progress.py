@@ -48,12 +48,12 @@ class BatchProgress:
         self.audio_seconds = 0.0
 
     def add_plan(self, found: "BatchPlan") -> None:
-        """Take over the counts of a plan of the input and print the lines that are invalid."""
+        """Initialise the counts from the plan of the input and print invalid lines."""
         self.done_before = len(found.done)
         self._lines = len(found.tasks)
         for fault in found.faults:
             self._fail(fault.number, fault.message)
-        # The bar counts bytes, not lines: run time follows the length of the text.
+        # The bar counts bytes, not lines, because run time is proportional to the length of the text.
         self._task = self._bar.add_task("loading the model", total=sum(task.size for task in found.tasks))
 
     def begin(self) -> None:
@@ -63,7 +63,7 @@ class BatchProgress:
 
     @contextmanager
     def shown(self, count_done: Callable[[], int]) -> Iterator[None]:
-        """Show the bar within the block. `count_done` counts the lines in the manifest when the block is interrupted:
+        """Show the bar within the block. `count_done` counts the finished lines when the block is interrupted:
         workers may have written more lines than they have reported.
         """
         self.begin()

@@ -50,10 +50,10 @@ Redo = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(min=0, max=2**63 - 1, help="Random seed of the book, or with --redo of that sentence. Default: 0."),
+    typer.Option(min=0, max=2**63 - 1, help="Random seed of the book; with --redo, of that sentence. Default: 0."),
 ]
 ListChapters = Annotated[
-    bool, typer.Option("--list", help="List the chapters, or with --only their sentences, and do not speak.")
+    bool, typer.Option("--list", help="List the chapters, or with --only their sentences, without speaking.")
 ]
 Format = Annotated[
     str | None, typer.Option("--format", help="Format of the files in a folder: mp3, opus, m4a or m4b. Default: mp3.")
@@ -67,7 +67,7 @@ Subtitles = Annotated[
     typer.Option("--subtitles", help="Also write subtitles, a cue per sentence: srt, vtt, json, or a file so named."),
 ]
 Epub = Annotated[
-    Path | None, typer.Option("--epub", help="Also write an epub 3 whose sentences light up while they are spoken.")
+    Path | None, typer.Option("--epub", help="Also write an epub 3 that highlights each sentence while it is spoken.")
 ]
 Work = Annotated[
     Path | None,
@@ -154,7 +154,7 @@ def _read_source(source: Path, title: str | None, author: str | None, cover: Pat
 
 
 def _narration(settings: "Settings", voice: str | None, quotes_voice: str | None) -> "Narration":
-    """Return the voices and the hashes of all that affects the audio. Raises VoiceNotFound, ModelNotFound."""
+    """Return the voices, and hashes of everything that affects the audio. Raises VoiceNotFound, ModelNotFound."""
     from shoal.book.fingerprint import (
         has_word_times,
         joins_short_sentences,
@@ -180,7 +180,7 @@ def _narration(settings: "Settings", voice: str | None, quotes_voice: str | None
 
 @dataclass(frozen=True)
 class Extras:
-    """Files that are written besides the audio."""
+    """Files written in addition to the audio."""
 
     subtitles: "SubtitleTarget | None"
     epub: Path | None
@@ -222,7 +222,7 @@ class BookJob:
                 self._write(run.chapters)
 
     def _plan(self, narration: "Narration", places: list[str], seed: int | None) -> "list[PlannedChapter]":
-        """Return all chapters; `places` are given another seed, which the work folder remembers from then on."""
+        """Return all chapters. Sentences in `places` get another seed, which is stored in the work folder."""
         from shoal.book.selection import redo
         from shoal.book.work import WorkState, plan_book
 

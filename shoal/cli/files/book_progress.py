@@ -26,9 +26,9 @@ Place = tuple[int, int]  # chapter and sentence, from 1
 
 
 class BookProgress:
-    """Counts spoken sentences and shows the chapter that is spoken and the time left.
+    """Counts spoken sentences and shows the current chapter and the time left.
 
-    On a terminal it shows a bar, elsewhere a line per chapter that is complete.
+    On a terminal it shows a bar, elsewhere a line per completed chapter.
     """
 
     def __init__(self, *, shown: bool) -> None:
@@ -46,7 +46,7 @@ class BookProgress:
         self.audio_seconds = 0.0
 
     def begin(self, run: "BookRun") -> None:
-        """Take over what a run has to do. The bar counts bytes: the time follows the length of the text."""
+        """Initialise the counts from a run. The bar counts bytes, since run time is proportional to them."""
         self.spoken = {task.name for task in run.batch.done}
         self.failures = {fault.name: fault.message for fault in run.batch.faults}
         self._bytes = sum(task.size for task in run.batch.tasks)
@@ -109,13 +109,13 @@ class BookProgress:
             )
 
     def time_left(self) -> timedelta:
-        """Return the time that the rest takes at the speed so far, in whole seconds."""
+        """Return the estimated remaining time at the speed so far, in whole seconds."""
         elapsed = time.monotonic() - (self._started or time.monotonic())
         rest = self._bytes - self._spoken_bytes
         return timedelta(seconds=round(elapsed * rest / max(1, self._spoken_bytes)))
 
     def show(self, activity: str) -> None:
-        """Show what is done after speaking."""
+        """Show an activity that follows speaking."""
         self._bar.update(self._task, description=activity, completed=self._bytes or 1)
 
     def print_failures(self) -> None:

@@ -30,13 +30,13 @@ def calibrate(
         float,
         typer.Option(min=-10, max=10, help="Frames by which attention is ahead of the sound; subtracted from times."),
     ] = 1.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the result and do not store it.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the result without storing it.")] = False,
     json: Json = False,
 ) -> None:
     """Speak sentences, find the attention heads that follow the text, and store them in the model's shoal.json.
 
-    Word times (`--subtitles`, `timestamps`) need this once per model; nano comes with it. The quality is the share of
-    attention on the word that is spoken, times the share of words found. Exits with 12 if it is too low.
+    Word times (`--subtitles`, `timestamps`) need this once per model; nano is calibrated already. The quality is the
+    share of attention on the word that is spoken, times the share of words found. Exits with 12 if it is too low.
 
     Example: shoal align calibrate s1-mini
     """

@@ -27,7 +27,7 @@ Configurations = Annotated[
         "-c",
         metavar="NAME",
         help="Configuration to measure; repeat for several: a preset (bf16, int8, eager, static, …), settings "
-        "NAME=VALUE,NAME=VALUE, or all presets. Default: every type of weights and KV cache on a GPU.",
+        "NAME=VALUE,NAME=VALUE, or all. Default: on a GPU every type of weights and KV cache, else default.",
     ),
 ]
 
@@ -89,7 +89,7 @@ class TextFlags:
     edge_cases: EdgeCases = True
 
     def trial(self, model: str, device: str, *, quick: bool) -> "TrialConfig":
-        """Return the measurement of the default configuration; a quick one has two rounds of a few frames."""
+        """Return the trial of the default configuration; with `quick`, two rounds of a few frames."""
         from shoal.tools.bench.trial import TrialConfig
 
         return TrialConfig(

@@ -34,16 +34,16 @@ Timeout = Annotated[
 Compare = Annotated[bool, typer.Option("--compare", help="Compare two or more servers.")]
 Rate = Annotated[
     str | None,
-    typer.Option(help="Open loop: requests per second (Poisson), as 2, 1,2,4 (stages) or 1..8 (a ramp)."),
+    typer.Option(help="Open loop: requests per second (Poisson), such as 2, or 1,2,4 (stages), or 1..8 (a ramp)."),
 ]
 Clients = Annotated[
     str | None,
-    typer.Option(help="Closed loop: clients that send one request after another, as 8, 1,4,16 or 1..16."),
+    typer.Option(help="Closed loop: clients that send one request after another, such as 8, or 1,4,16, or 1..16."),
 ]
 Burst = Annotated[
     str | None,
     typer.Option(
-        help="Bursts: requests that start at the same time, the next ones when all are answered, as 64 or 4,16,64."
+        help="Bursts: requests that start together; the next burst starts when all have ended. Such as 64, or 4,16,64."
     ),
 ]
 Seconds = Annotated[

@@ -107,10 +107,10 @@ def _speak(
     json: bool,
     quiet: bool,
 ) -> None:
-    """Speak with a progress line on stderr, and print what was done."""
+    """Speak with a progress line on standard error, then print the summary."""
     from shoal.cli.say.progress import SpeechProgress
 
-    # A request with timestamps needs an engine here: the server's route of plain audio has no word times.
+    # A request with timestamps is spoken here: the server's route for plain audio returns no word times.
     here = no_server or request.timestamps
     with SpeechProgress(shown=not quiet) as progress:
         server = None if here else speak_on_local_server(options, request, overrides, sinks, progress, quiet=quiet)

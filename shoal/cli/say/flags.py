@@ -67,13 +67,13 @@ Normalize = Annotated[
 ]
 Ssml = Annotated[
     bool | None,
-    typer.Option("--ssml/--no-ssml", help="Whether the text is SSML. Default: if it begins with <speak>."),
+    typer.Option("--ssml/--no-ssml", help="Read the text as SSML, or not. Default: SSML if it begins with <speak>."),
 ]
 Subtitles = Annotated[
     Path | None,
-    typer.Option(help="File for the times of all words: subtitles as .srt or .vtt, or .json."),
+    typer.Option(help="Also write the times of all words to this file: .srt, .vtt or .json."),
 ]
-ShowText = Annotated[bool, typer.Option("--show-text", help="Print the text as the model reads it, and do not speak.")]
+ShowText = Annotated[bool, typer.Option("--show-text", help="Print the text as the model reads it, without speaking.")]
 Format = Annotated[
     str | None,
     typer.Option(
@@ -82,5 +82,5 @@ Format = Annotated[
 ]
 Dtype = Annotated[str | None, typer.Option(help="Dtype: float32, bfloat16 or float16. Default: by device.")]
 NoServer = Annotated[
-    bool, typer.Option("--no-server", help="Load the model here even if a server of yours has it loaded.")
+    bool, typer.Option("--no-server", help="Load the model in this process even if a server of yours has it loaded.")
 ]

@@ -116,7 +116,7 @@ def check_voice(name: str | None, model: str) -> None:
 
     builtin = [] if model.startswith(RANDOM_PREFIX) else [find_directory(model) / "voices"]
     known = VoiceStore(voice_directory(), builtin).exists(name)
-    # What an incomplete voice lacks is said when it is loaded.
+    # An incomplete voice passes: loading it reports what is missing.
     if not known and not (voice_directory() / name).is_dir():
         raise VoiceNotFound(f"there is no voice {name!r}{_known_voices(model)}")
 
@@ -148,7 +148,7 @@ def check_subtitles(path: Path | None) -> None:
 
 
 def write_subtitles(path: Path, words: "Sequence[Word]", speed: float) -> None:
-    """Write a subtitle file in the format of its suffix, of audio played at `speed`. Raises OutputError."""
+    """Write a subtitle file in the format of its suffix, for audio at the rate `speed`. Raises OutputError."""
     from shoal.api.subtitles import scaled, subtitle_format
     from shoal.paths import atomic_write, output_errors
 

@@ -1,4 +1,4 @@
-"""Speaking rate and volume of `shoal say`, applied to the samples in the order of the server's APIs."""
+"""Speaking rate and volume of `shoal say`, applied in the same order as by the server."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProsodyOptions:
-    """Rate and gain in decibels."""
+    """Speaking rate as a factor, and gain in decibels."""
 
     speed: flags.Speed = 1.0
     volume: flags.Volume = 0.0
@@ -44,7 +44,7 @@ class ProsodyFilter:
         return self._gain(samples if self._tempo is None else self._tempo.feed(samples))
 
     def finish(self) -> "Samples":
-        """Return what the change of the rate still holds back."""
+        """Flush the tempo filter and return the last samples."""
         import numpy as np
 
         return self._gain(np.zeros(0, np.float32) if self._tempo is None else self._tempo.finish())

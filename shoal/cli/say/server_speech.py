@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 2.0
 READY_SECONDS = 10.0  # for an answer of /ready: a healthy server answers in milliseconds, also on a busy machine
-# Until the first audio: the server may have to load its model again, and others may be in the queue before us.
+# Time limit of each read. The first audio may have to wait for the model to load and for queued requests.
 READ_SECONDS = 600.0
 READ_BYTES = 1 << 16
 # Fields of Sampling that `POST /v1/tts` has, by their names there.
 SAMPLING_FIELDS = {"max_frames": "max_new_tokens"}
 NOT_IN_THE_API = ("repetition",)
-# About 100 s of speech. A server ends requests after `request_seconds`, by default 60, in the middle of the audio.
+# About 100 s of speech. A server fails requests at their deadline (`request_seconds`, 60 by default), mid-audio.
 MAX_CHARACTERS = 1_500
 
 
 class ServerRefused(Exception):
-    """The server cannot speak this request, so the command has to do it itself. The message says why."""
+    """The server cannot take this request, so the model has to be loaded in this process. The message says why."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class ServerSpeech:
     sample_rate: int
 
     def chunks(self) -> Iterator["AudioChunk"]:
-        """Yield the audio. Raises EngineStopped if the server breaks off."""
+        """Yield the audio. Raises EngineStopped if the connection breaks before the end."""
         import numpy as np
 
         from shoal.audio.pcm import to_float
@@ -100,7 +100,7 @@ def check_ready(server: LocalServer) -> None:
 def speak_on_server(
     server: LocalServer, request: "SpeechRequest", sampling: dict[str, Any], prosody: ProsodyOptions
 ) -> ServerSpeech:
-    """Send a request; returns when the first audio is there. Raises ServerRefused."""
+    """Send a request and return when the first audio is ready. Raises ServerRefused."""
     body = speech_body(request, sampling) | {"prosody": {"speed": prosody.speed, "volume": prosody.volume}}
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get("SHOAL_API_KEY"):

@@ -58,7 +58,7 @@ class EngineOptions:
         )
 
     def load_native(self, request: "SpeechRequest") -> "NativeEngine | None":
-        """Return the engine without torch, which starts in half the time; None where only `load` does."""
+        """Return an engine that needs no torch and starts in half the time; None if the request needs `load`."""
         plain = self.codec is None and self.dtype is None and self.quantize is None
         if self.model != BUNDLED or self.device not in ("auto", "cpu") or not plain:
             return None
@@ -103,7 +103,7 @@ def speak_on_local_server(
     *,
     quiet: bool,
 ) -> UsedServer | None:
-    """Speak on a server of this user, and say so; None if there is none that can."""
+    """Speak on a running server of this user; None if no server can take the request."""
     from shoal.api.local_server import find_server
 
     server = find_server(options.identity())
@@ -117,14 +117,14 @@ def speak_on_local_server(
         check_ready(server)
         speech = speak_on_server(server, request, {**overrides, "seed": seed}, sinks.prosody)
     except ConnectionError:
-        return None  # it has ended
+        return None  # the server has ended
     except ServerRefused as reason:
         typer.echo(f"note: not using the server at {server.url}: {reason}", err=True)
         return None
     if not quiet:
         typer.echo(f"using the server at {server.url}; --no-server loads the model instead", err=True)
     with closing(speech):
-        # The server has changed rate and volume before it rounded the samples.
+        # The server has applied rate and volume already, before rounding to 16 bits.
         unchanged = replace(sinks, prosody=ProsodyOptions())
         unchanged.write(speech.sample_rate, ((chunk, (1, 1)) for chunk in speech.chunks()), progress)
     return UsedServer(server.url, seed)

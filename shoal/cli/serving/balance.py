@@ -57,8 +57,8 @@ def balance(
 ) -> None:
     """Distribute requests over several running servers, without Ray.
 
-    Servers are checked every two seconds. A request that has sent no audio is repeated on another server when its own
-    fails or is full. Keys are checked by the servers. `/v1/workers` shows health, load and latency of each.
+    Health is checked every two seconds. A request that has sent no audio is retried on another server if its own fails
+    or is full. The servers check API keys. `/v1/workers` shows the health, load and latency of each server.
 
     Example: shoal balance --workers http://a:8080,http://b:8080
 

@@ -42,7 +42,8 @@ def package_sagemaker(
     model: Model = "nano",
     codec: Codec = None,
     triton: Annotated[
-        bool, typer.Option("--triton", help="For SageMaker's Triton container: many models on one GPU endpoint.")
+        bool,
+        typer.Option("--triton", help="Package for SageMaker's Triton container: many models on one GPU endpoint."),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -90,23 +91,21 @@ Concurrency = Annotated[
 Many = Annotated[bool, typer.Option("--many", help="Multi-model endpoint: models are loaded at their first request.")]
 CanaryOption = Annotated[
     int | None,
-    typer.Option(
-        min=1, max=50, metavar="PERCENT", help="Update this share of the instances first, and all of them later."
-    ),
+    typer.Option(min=1, max=50, metavar="PERCENT", help="Update this share of the instances first, then the others."),
 ]
 CanarySeconds = Annotated[int, typer.Option(min=60, max=3600, help="Seconds between the two steps of --canary.")]
 Alarm = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="CloudWatch alarm that rolls a --canary back; may be repeated. Default: more than 1 % of 5xx answers.",
+        help="CloudWatch alarm that rolls a --canary back; may be repeated. Default: more than 1 % of 5xx responses.",
     ),
 ]
 Candidate = Annotated[
     str | None,
     typer.Option(metavar="IMAGE,S3-URI", help="Image and model of a second variant, for a share of the requests."),
 ]
-CandidatePercent = Annotated[float, typer.Option(help="Share of the requests for --candidate.")]
+CandidatePercent = Annotated[float, typer.Option(help="Percent of the requests for --candidate.")]
 Env = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="Environment variable of the container; may be repeated."),

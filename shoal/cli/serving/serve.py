@@ -29,7 +29,7 @@ Model = Annotated[
         autocompletion=complete_model,
     ),
 ]
-Device = Annotated[str | None, typer.Option(help="Device: auto, cpu, cuda or cuda:INDEX.")]
+Device = Annotated[str | None, typer.Option(help="Device: auto, cpu, cuda, cuda:N or mps.")]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 picks a free port.")]
 Wyoming = Annotated[
@@ -52,7 +52,7 @@ Set = Annotated[
 
 @dataclass(frozen=True)
 class EngineFlags:
-    """Settings of the engine of a command that speaks files, without a server."""
+    """Engine settings of the commands that speak files."""
 
     model: Model = None
     codec: Codec = None
@@ -113,7 +113,7 @@ def serve(
 
 
 def print_address(host: str, port: int, model: str) -> None:
-    """Print where the server can be reached and how to speak with it, for a person at the terminal."""
+    """Print the URL and an example request, for a person at the terminal."""
     from shoal.server.run import client_url
 
     url = client_url(host, port)
