@@ -36,11 +36,11 @@ from shoal.voices.store import VoiceStore, voice_directory
 # Below this quality word times would often be wrong, and a request for them is refused.
 MIN_QUALITY = 0.5
 MAX_HEADS = 4
-# Heads whose mean position advances most evenly; only these are judged by a path.
+# Number of heads that are judged by a path: those whose mean position advances most evenly.
 CANDIDATES = 24
-# Another head has to improve the quality by this much.
+# Minimum improvement of the quality for which another head is added.
 MIN_GAIN = 0.002
-# Between the numbers of sentences, so that all their words differ.
+# Distance between the numbers of spoken sentences, so that all their words differ.
 STRIDE = 997
 MAX_FRAMES = 400
 
@@ -66,7 +66,7 @@ class HeadQuality:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Chosen heads, their quality together, and the best heads alone."""
+    """Chosen heads with their combined quality, and the best single heads."""
 
     alignment: Alignment
     best: tuple[HeadQuality, ...]

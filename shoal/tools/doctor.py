@@ -23,7 +23,7 @@ OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 8)
 EXTRAS = {"formats": ("av", "soxr")}
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16")
-# Bytes of the weights of s1-mini in bf16 and its codec in fp32.
+# Bytes of s1-mini's weights in bf16 plus its codec in fp32.
 SMALLEST_MODEL = 3.3e9
 # RTF of S1-mini by cores: one voice, int8 weights, backend native, an Intel Xeon with AVX-512 (docs/benchmarks.md).
 CPU_RTF = {2: 2.22, 4: 1.42, 8: 0.89}  # no gain is predicted for more cores: memory bandwidth limits them
@@ -45,7 +45,7 @@ class BackendChoice:
 
     device: str
     dtype: str
-    backend: str  # of the model
+    backend: str  # backend of the model
     codec_backend: str
     why: str
 
@@ -165,7 +165,7 @@ def _triton() -> Iterator[DoctorFinding]:
     import torch
 
     found = _installed("triton")
-    # AMD's builds of torch bring a package of another name, and the fused kernels do not run there.
+    # AMD's builds of torch include Triton under another name, and the fused kernels do not run there.
     needed = found is None and torch.cuda.is_available() and torch.version.hip is None
     package = "triton-windows" if platform.system() == "Windows" else "triton"
     advice = f"the fused kernels need it: pip install {package}" if needed else ""
@@ -173,7 +173,7 @@ def _triton() -> Iterator[DoctorFinding]:
 
 
 def _hopper() -> Iterator[DoctorFinding]:
-    """Only on a Hopper GPU: whether the codec and S2-Pro have their CUDA C++ kernels."""
+    """Report on Hopper GPUs if the CUDA C++ kernels of the codec and S2-Pro are available."""
     import torch
 
     from shoal.kernels.sm90.launch import is_hopper, kernels_unavailable
@@ -279,7 +279,7 @@ def _whole_snapshot(repository: str) -> Path | None:
 
 
 def _choose() -> BackendChoice:
-    """Return the defaults. On a GPU the kernels that need the most of it are compiled, which takes some seconds."""
+    """Return the defaults. On a GPU, compiles the kernels with the largest resource needs, which takes seconds."""
     import torch
 
     from shoal.engine.load import choose_device, choose_dtype

@@ -1,8 +1,9 @@
 """Speed that common GPUs should reach, predicted from memory bandwidth and from what was measured on an H200.
 
-A frame reads every weight of the slow transformer once and those of the fast one once per codebook. The time of a step
-is the latency of its layers plus these bytes at the fraction of the card's bandwidth that the H200 reached; another
-sequence in the batch adds what it added there, scaled by bandwidth. Both constants follow from the two measured models.
+A frame reads the weights of the slow transformer once and those of the fast one once per codebook. Its time is a
+latency per layer plus the time to read these bytes at the fraction of the card's bandwidth that the H200 reached. Both
+constants are fitted to the two measured models. Each further sequence in the batch adds its time on the H200, scaled by
+bandwidth.
 """
 
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ PLAIN_FRAME = 6.1e-3
 
 @dataclass(frozen=True, slots=True)
 class PredictedSpeed:
-    """One model on one card. Nothing of it was measured on that card, except on the H200."""
+    """Prediction for one model on one card; only the H200 was measured."""
 
     card: str
     model: str
@@ -64,7 +65,7 @@ class PredictedSpeed:
     backend: str
     frame_ms: float  # one sequence
     rtf: float  # one sequence
-    voices: int | None  # number in real time and within memory; not predicted for plain operators
+    voices: int | None  # sequences in real time and within memory; None with plain operators
 
 
 def predicted_table() -> list[PredictedSpeed]:

@@ -35,9 +35,9 @@ PRESETS: dict[str, Settings] = {
     "static": {"policy": "static"},
     "no-prefix-cache": {"prefix_cache": False},
 }
-# Measured without `--config`: on a GPU all weights and KV types with fast kernels, elsewhere what the device gets.
+# Presets measured on a GPU without `--config`: all types of weights and KV cache that have fast kernels.
 RECOMMENDED_ON_GPU = ("bf16", "int8", "int8+codec", "fp8", "int4", "kv-int8", "kv-fp8")
-# Set by the benchmark itself.
+# Settings that the benchmark sets itself.
 RESERVED = {"model", "device", "codec", "voices", "config", "warm", "slots"}
 
 

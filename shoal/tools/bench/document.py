@@ -106,9 +106,9 @@ def _schema(kind: Any) -> dict[str, Any]:
 
 
 def _violation(value: Any, schema: dict[str, Any], at: str, root: dict[str, Any] | None = None) -> str | None:
-    """Return the first missing field or wrong type, the faults that would break a report; None if there is none.
+    """Return the first missing field or wrong type, which would break a report; None if there is none.
 
-    The tests check documents against the full schema.
+    Only the tests check documents against the full schema.
     """
     root = root or schema
     if "$ref" in schema:

@@ -7,7 +7,7 @@
     scheduler       scheduler steps per second without a model: the CPU cost of Python
 
 Wall time depends on the load of the machine, so every figure comes with counts that are equal in every run: steps,
-frames, frames per step. Since every run does the same work, two runs can be compared tenth by tenth.
+frames, frames per step. Every run does the same work, so two runs can be compared part by part (see PARTS).
 """
 
 import json
@@ -63,7 +63,7 @@ Tick = Callable[[str], AbstractContextManager[None]]
 class BenchSize:
     """Amount of work per measurement."""
 
-    frames: int  # frames of the longest utterance; the others have 1/4, 1/2 and 3/4 of it
+    frames: int  # frames of the longest utterances; others have 1/4, 1/2 or 3/4 as many
     utterances: int  # utterances per client
     first_audios: int  # measurements of time to first audio
     scheduler_steps: int
@@ -73,7 +73,7 @@ class BenchSize:
         return self.frames * (4 - number % 4) // 4
 
 
-# GPUs are so fast that the default size would be over before the batch is full.
+# For GPUs, which would finish the default size before the batch is full.
 LONG = BenchSize(frames=200, utterances=3, first_audios=15, scheduler_steps=2000)
 DEFAULT = BenchSize(frames=64, utterances=3, first_audios=7, scheduler_steps=2000)
 QUICK = BenchSize(frames=8, utterances=2, first_audios=3, scheduler_steps=200)

@@ -57,7 +57,7 @@ class ProfiledPart:
     bytes_read: int = 0
     memory: int = 0  # bytes of weights and caches that it holds
     temporary: int = 0  # bytes that one call allocates at most; on a GPU only
-    gpu_busy: float | None = None  # share of its time that some kernel runs
+    gpu_busy: float | None = None  # share of its time in which a kernel runs
 
     def of_request(self, voices: int) -> float:
         """Return the milliseconds that one request of FRAMES frames spends in this part."""
@@ -258,7 +258,7 @@ class PlainParts:
         return Batch([], sequences, [0] * voices)
 
     def _sequence(self, slot: int, tokens: np.ndarray) -> Sequence:
-        """Return a sequence in a slot, with the blocks that its table happens to name."""
+        """Return a sequence in a slot, with arbitrary blocks: only the time matters."""
         sequence = Sequence.start(next(self._ids), tokens, SamplingParams(), len(tokens) + FRAMES)
         sequence.slot, sequence.computed = slot, len(tokens)
         return sequence

@@ -197,8 +197,8 @@ def run_of(configuration: Configuration, report: dict[str, Any], reasons: dict[s
 def check_within(document: Document, percent: float) -> None:
     """Raise VerificationFailed unless every configuration scores within `percent` of the baseline, the first one.
 
-    What counts is the lower end of the 95 % interval of the difference in predicted opinion score: a configuration
-    passes when the measurement rules a larger loss out. One that could not be measured does not pass.
+    The lower end of the 95 % interval of the difference in predicted opinion score counts: a configuration passes only
+    if the measurement rules out a larger loss. One that could not be measured fails.
     """
     baseline, *others = document["runs"]
     limit = -percent / 100 * baseline["metrics"]["mos"]

@@ -169,7 +169,7 @@ def figures(voices: int, rounds: list[dict[str, Any]], price: float | None) -> d
 
 @contextmanager
 def _child(command: list[str], job: TrialConfig, stderr: IO[bytes], caches: dict[str, str]) -> Iterator[Child]:
-    """Run a trial in its own session, so that Ctrl-C reaches this process only, which then kills the child."""
+    """Run a trial in its own session, so that Ctrl-C reaches only this process, which then kills the child."""
     child = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -194,7 +194,7 @@ def _child(command: list[str], job: TrialConfig, stderr: IO[bytes], caches: dict
 
 @contextmanager
 def _compiler_caches(*, empty: bool) -> Iterator[dict[str, str]]:
-    """Yield the variables of empty compiler caches, or none: without a cold start the user's caches serve."""
+    """Yield environment variables for empty compiler caches; none without `empty`, to use the user's caches."""
     if not empty:
         yield {}
         return

@@ -94,7 +94,7 @@ def start(job: TrialConfig, emit: Emit) -> tuple["Engine", "Voice | None"]:
 
 
 def weight_modes(core: "EngineCore") -> str:
-    """Return the modes of the weights as they are computed: the native backend reads stored int8 weights as int8."""
+    """Return the weight modes in effect, which may differ from the request: native runs stored int8 weights as int8."""
     from shoal.model.linear import DequantizedLinear
     from shoal.quantize.apply import modes_of
 
@@ -209,11 +209,11 @@ def _voice(engine: "Engine", job: TrialConfig) -> "Voice | None":
 
 
 def main() -> None:
-    """Run the trial on standard input and output; errors are emitted as messages as well."""
+    """Run the trial read from standard input; errors are emitted as messages as well."""
     fields = json.loads(sys.stdin.read())
     job = TrialConfig(**{**fields, "voices": tuple(fields["voices"])})
 
-    # Prints of libraries must not mix with the messages.
+    # Libraries may print: keep their output out of the messages.
     out, sys.stdout = sys.stdout, sys.stderr
 
     def emit(message: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ def _stage(stage: dict[str, Any], scenario: Scenario) -> Iterator[Prediction]:
     # The cost of failed requests is unknown, so they are left out.
     completed = [each for each in stage["outcomes"] if each["error"] is None]
     completed.sort(key=lambda each: float(each["due"]))
-    # The voice is in the prefix cache since the warm-up, so only the tokens of the text are computed.
+    # The warm-up has put the voice into the prefix cache, so only the tokens of the text are computed.
     arrivals = [Arrival(each["due"], each["audio_seconds"]) for each in completed]
     outcome: SimulationResult = simulate(replace(scenario, arrivals=arrivals))
     for name, key, simulated in (

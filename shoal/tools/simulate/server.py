@@ -32,7 +32,7 @@ class Fleet:
 
     @cached_property
     def first_frames(self) -> int:
-        """Frames of the first chunk. Only engines whose codec packs its calls measure the time of their steps."""
+        """Frames of the first chunk, chosen by step time as in the engine; without packed codec calls the minimum."""
         step = self.costs.step.at(self.config.slots) if self.costs.packed else math.inf
         return self.config.first_chunk_frames or first_chunk_frames(self.costs.frame_rate, step)
 

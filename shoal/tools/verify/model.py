@@ -150,7 +150,7 @@ def _penalised(logits: Tensor, case: Case) -> Tensor:
 def _at_cutoff(logits: Tensor, top_p: float) -> Tensor:
     """Return a mask of the tokens whose cumulative probability equals top_p within rounding.
 
-    Whether fp32 keeps these depends on the summation order of the CPU. With top_p = 1 it is the whole tail.
+    fp32 may keep or drop these, depending on the CPU's summation order. With top_p = 1 this is the whole tail.
     """
     ranked, order = logits.double().cpu().sort(descending=True)
     near = (ranked.softmax(-1).cumsum(-1) - top_p).abs() < ROUNDING
@@ -184,7 +184,7 @@ def _sampling(case: Case) -> SamplingParams:
 
 
 def _state_after(golden: Golden, model: DualAR, case: Case) -> FrameState:
-    """Return the state in which upstream made a decision; the first frame has no window."""
+    """Return upstream's sampling state at a decision; the first frame has no window of earlier tokens."""
     state = FrameState.initial(model.config, SamplingTensors.from_settings([_sampling(case)], model.device))
     if case["window"] is not None:
         state.window[0, 0] = torch.tensor(case["window"], device=golden.device)

@@ -47,7 +47,7 @@ def s2_batches(golden: Golden) -> Iterator[ParityComparison]:
 
 def _builder(golden: Golden, family: str, stored: Mapping[str, Grid]) -> PromptBuilder:
     codebooks = max((len(grid) - 1 for grid in stored.values()), default=0)
-    # One stored prompt spells out control tokens in its text, which upstream interprets.
+    # One stored prompt contains control tokens as text, which upstream interprets.
     grid = GridBuilder(golden.tokenizer(family), codebooks, specials=True)
     return PROMPT_BUILDERS[FAMILIES[family].prompt_format](grid)
 

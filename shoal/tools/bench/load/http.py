@@ -74,7 +74,7 @@ async def open_client(timeout: float) -> AsyncIterator[HttpClient]:
         import aiohttp
     except ModuleNotFoundError:
         raise MissingExtra("load tests need aiohttp: pip install 'shoal-tts[bench]'") from None
-    # No limit of connections: queueing must happen in the server. The resolver of the operating system, as for others.
+    # No connection limit: requests must queue in the server. Like other clients, use the system's resolver.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE, resolver=aiohttp.ThreadedResolver())
     limits = aiohttp.ClientTimeout(total=None, sock_connect=timeout, sock_read=timeout)
     async with aiohttp.ClientSession(

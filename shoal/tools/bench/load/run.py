@@ -25,7 +25,7 @@ TICK = 0.25
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Stages to run on every target. With `search`, the highest rate is searched, starting with the first stage's."""
+    """Stages to run on every target. With `search`, instead search for the highest rate, from the first stage's on."""
 
     stages: list[LoadStage]
     objective: Objective = field(default_factory=Objective)

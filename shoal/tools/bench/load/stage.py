@@ -20,7 +20,7 @@ MAX_IN_FLIGHT = 4000
 # Seconds a closed-loop client waits after an error or an answer without audio, so that it does not just measure how
 # fast those are returned.
 PAUSE = 0.1
-# Seconds between two bursts, in which the server releases what belongs to the last one.
+# Seconds between two bursts, for the server to release the resources of the last one.
 BURST_PAUSE = 0.1
 
 Arrivals = Literal["open", "closed", "burst"]
@@ -54,7 +54,7 @@ class LoadStage:
 
 
 MAX_LOAD: dict[Arrivals, int] = {"open": 10_000, "closed": 10_000, "burst": MAX_IN_FLIGHT}
-# What a load is called in messages, and how it may be written.
+# Description and syntax of each kind of load, for error messages.
 FORMS: dict[Arrivals, str] = {
     "open": "a rate, such as 2, or 1,2,4 for stages, or 1..8 for a ramp",
     "closed": "a number of clients, such as 2, or 1,2,4 for stages, or 1..8 for a ramp",

@@ -1,4 +1,4 @@
-"""Charts of each kind of document: which figures are drawn, and how."""
+"""Charts for each kind of measurement document."""
 
 from collections.abc import Iterator
 from typing import Any

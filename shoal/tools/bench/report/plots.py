@@ -91,7 +91,7 @@ class BarGroup:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """All measurements of one thing, and their percentiles."""
+    """All measurements of one row, and their percentiles."""
 
     label: str
     values: list[float]
@@ -263,7 +263,7 @@ def _draw_bar(plot: Plot, bar: StackedBar, at: float) -> None:
 
 def _draw_strip(plot: Plot, row: Strip, at: int, form: Format) -> None:
     plot.axes.hlines(at, min(row.values), max(row.values), color=COLOURS["axis"], linewidth=1.5)
-    # Five heights in turn keep equal values apart, the same way every time.
+    # Cycle through five heights, so that equal values do not overlap, deterministically.
     heights = [at + (number * 2 % 5 - 2) * 0.1 for number in range(len(row.values))]
     dots = plot.axes.scatter(row.values, heights, 28.0, color=COLOURS["s1"], alpha=0.35, linewidth=0.0, zorder=2)
     plot.add_tips(dots, [form(value) for value in row.values])
