@@ -139,7 +139,7 @@ class SpeechRequest:
     chunk_bytes: int | None = None  # maximum bytes of UTF-8 per turn; None: the model's default
     normalize: bool = True  # read markup, spell out what the model cannot read; False: use the text as written
     language: str | None = None  # spell out numbers and symbols in this language, for models that do not need it
-    ssml: bool | None = None  # whether the text is SSML; None: if it begins with <speak>
+    ssml: bool | None = None  # the text is SSML; None: it is if it begins with <speak>
     lexicon: tuple[Pronunciation, ...] = ()
     timeout: float | None = None  # seconds from admission to the last sample
     whole: bool = False  # return audio only when complete, so that a failed generation can be retried

@@ -13,7 +13,7 @@ SHARE_OF_FREE = 3
 
 @dataclass(slots=True)
 class AdmissionQueue:
-    """Counts requests in flight, running or waiting for a slot, and rejects new ones above `capacity`."""
+    """Counts requests in flight, running or waiting for a slot; rejects new ones above `capacity`. Not thread-safe."""
 
     capacity: int
     slots: int
@@ -48,13 +48,13 @@ class AdmissionQueue:
 
 
 class BodyBudget:
-    """Bounds the memory that the bodies of all requests and live sessions in flight hold together."""
+    """Bounds the memory that the bodies of all requests and live sessions in flight hold together. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.used = max_bytes, 0
 
     def acquire(self, size: int) -> None:
-        """Raises EngineBusy when less than `size` bytes are left."""
+        """Take `size` bytes of the budget. Raises EngineBusy when fewer are left."""
         if self.used + size > self.max_bytes:
             raise EngineBusy("too many uploads are in flight; try again later")
         self.used += size
@@ -70,7 +70,7 @@ class BodyReservation:
         self._budget, self._size = budget, 0
 
     def grow(self, size: int) -> None:
-        """Raises EngineBusy when the budget is exhausted."""
+        """Reserve `size` more bytes. Raises EngineBusy when the budget is exhausted."""
         self._budget.acquire(size)
         self._size += size
 

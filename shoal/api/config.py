@@ -45,6 +45,8 @@ class KeyLimits:
 
 @dataclass(frozen=True)
 class ServerConfig:
+    """Configuration of one server process, or of one frontend of a cluster."""
+
     host: str = "127.0.0.1"
     port: int = 8080
     model: str = "nano"

@@ -144,7 +144,7 @@ class EngineLifecycle:
         return self._engine
 
     def require_engine(self) -> EngineHandle:
-        """Raises NotReady before the model is loaded and during shutdown."""
+        """Return the engine. Raises NotReady before the model is loaded and during shutdown."""
         if self._engine is None or self._stopping:
             raise NotReady(f"the model is not ready: the server is {self.state}")
         return self._engine

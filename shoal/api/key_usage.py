@@ -60,7 +60,7 @@ class DailyAudio:
 
 
 class KeyUsageTracker:
-    """Enforces the limits of every key. `daily_audio` and `restore` carry the day's usage across a restart."""
+    """Enforces the limits of every key. `daily_audio` and `restore` carry usage across a restart. Not thread-safe."""
 
     def __init__(self, defaults: KeyLimits, clock: Clock = time.monotonic, now: Now = utc_now) -> None:
         self._defaults, self._clock, self._now = defaults, clock, now
@@ -76,7 +76,7 @@ class KeyUsageTracker:
         )
 
     def count_request(self, key: Key) -> None:
-        """Raises RateLimited when the key sends requests too often."""
+        """Count a request against the rate limit of its key. Raises RateLimited when the limit is exceeded."""
         limit = self.limits_for(key).requests_per_minute
         if limit is None:
             return
@@ -178,7 +178,7 @@ class UsageFile:
             return {}
 
     def write(self, used: dict[str, DailyAudio]) -> None:
-        """Raises OutputError."""
+        """Replace the file atomically. Raises OutputError."""
         keys = {name: {"day": each.day, "seconds": round(each.seconds, 3)} for name, each in used.items()}
         with output_errors(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)

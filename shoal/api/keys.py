@@ -58,7 +58,7 @@ def digest(key: str) -> str:
 
 
 def key_from_settings(number: int, key: str, limits: KeyLimits) -> Key:
-    """Raises InvalidRequest for a key that is short enough to guess."""
+    """Return the key of a secret from the settings. Raises InvalidRequest for one that is too short."""
     if len(key) < MIN_LENGTH:
         raise InvalidRequest(f"API key {number} has {len(key)} characters; a key needs at least {MIN_LENGTH}")
     return Key(f"settings-{number}", digest(key), limits=limits)
@@ -89,7 +89,7 @@ class KeyFile:
         self.path = path
 
     def read(self) -> list[Key]:
-        """Raises InvalidRequest, naming the file, when it is not a key file."""
+        """Return the stored keys, none without a file. Raises InvalidRequest, naming the file, if it is invalid."""
         try:
             stored = json.loads(self.path.read_text(encoding="utf-8"))
             return [_key(entry) for entry in stored["keys"]]

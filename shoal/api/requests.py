@@ -60,7 +60,7 @@ def fish_job(
     api: str = "fish",
     ignored: tuple[str, ...] = (),
 ) -> SpeechJob:
-    """Raises InvalidRequest or a subclass for a body that cannot be served."""
+    """Return the job of a Fish body. Raises InvalidRequest or a subclass if it cannot be served."""
     request = replace(fish_request(body, limits), first_chunk_frames=body.first_chunk_frames(engine.frame_rate))
     ignored = (*ignored, *body.ignored())
     return SpeechJob(api, request, body.output(), engine, key, id, ignored=ignored, show_text=body.show_text)
@@ -86,7 +86,7 @@ def fish_request(body: SpeechBody, limits: Limits) -> SpeechRequest:
 
 
 def openai_job(body: OpenAISpeech, engine: EngineHandle, config: ServerConfig, key: Key, id: str) -> SpeechJob:
-    """Raises InvalidRequest or a subclass, or ModelNotFound, for a body that cannot be served."""
+    """Return the job of an OpenAI body. Raises ModelNotFound, InvalidRequest or a subclass if it cannot be served."""
     check_model(body.model, config)
     text, ignored = openai_text(body, engine, config)
     voice, voices = openai_voices(body)

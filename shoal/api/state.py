@@ -48,6 +48,8 @@ class EngineStatsCache:
 
 @dataclass(eq=False)
 class ServerState:
+    """State that all requests share. Not thread-safe: use it on the event loop only."""
+
     config: ServerConfig
     lifecycle: EngineLifecycle
     metrics: Metrics

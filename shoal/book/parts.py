@@ -23,7 +23,7 @@ class Cut(NamedTuple):
     """A place in the samples of a file: its ends, or between two sentences."""
 
     sample: int
-    silent: bool  # False: speech goes on
+    silent: bool  # False: speech continues across the cut
 
 
 def part_cuts(samples: Samples, rate: int, piece: PlannedPiece, words: Sequence[TimedWord]) -> tuple[Cut, Cut]:

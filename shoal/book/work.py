@@ -92,7 +92,7 @@ class WorkState:
 
     @classmethod
     def read(cls, folder: Path) -> "WorkState":
-        """Raises InvalidRequest for a file of another program."""
+        """Return the state of a work folder, the default without one. Raises InvalidRequest for a foreign file."""
         path = folder / STATE
         if not path.exists():
             return cls()

@@ -333,7 +333,7 @@ class SageMakerAccount:
 
 
 def _check_canary(spec: EndpointSpec, current: Mapping[str, str]) -> None:
-    """Raises InvalidRequest for a canary that adds or removes a variant, which SageMaker does not support."""
+    """Raise InvalidRequest for a canary that adds or removes a variant, which SageMaker does not support."""
     if spec.canary is not None and current and current.keys() != spec.instances.keys():
         raise InvalidRequest(
             "a canary cannot add or remove a variant: deploy with or without --candidate first, without --canary"

@@ -56,7 +56,7 @@ PROCESS_BYTES = 600 << 20
 KV_BYTES = 1 << 30  # default size of the KV cache on a CPU
 # Weights are stored in half precision and loaded in single precision on a CPU.
 WEIGHT_EXPANSION = 2
-RETRY_AFTER_SECONDS = 1.0  # of rejected connections; the load of the single models is not known here
+RETRY_AFTER_SECONDS = 1.0  # for rejected connections; the load of each model is not known here
 
 
 class LoadBody(BaseModel):

@@ -54,7 +54,7 @@ async def speech_stream(state: ServerState, content: Any, id: str) -> AsyncItera
 
 
 def job_for(content: dict[str, Any], state: ServerState, id: str) -> SpeechJob:
-    """Raises SchemaViolation or another InvalidRequest for a body that cannot be served."""
+    """Return the job of a Fish or OpenAI body. Raises ModelNotFound, InvalidRequest or a subclass."""
     engine = state.lifecycle.require_engine()
     if "input" not in content:
         body = validated(SpeechBody, content)

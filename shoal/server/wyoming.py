@@ -131,7 +131,7 @@ class WyomingConnection:
                 await self._handle(contexts, await self._read(contexts))
 
     async def write(self, message: Eventable) -> None:
-        """Raises SlowReader when the client reads nothing for too long."""
+        """Send an event. Raises SlowReader when the client reads nothing for `stall_seconds`."""
         async with write_timeout(self.state.config.limits.stall_seconds):
             await async_write_event(message.event(), self.writer)
 

@@ -150,7 +150,7 @@ def elevenlabs_job(
     key: Key,
     id: str,
 ) -> SpeechJob:
-    """Raises InvalidRequest or a subclass for a body that cannot be served."""
+    """Return the job of a speech body. Raises InvalidRequest or a subclass if it cannot be served."""
     request = replace(
         elevenlabs_request(body, body.text, delivery, engine, config),
         voice=voice_id,
@@ -163,7 +163,7 @@ def elevenlabs_job(
 def dialogue_job(
     body: ElevenLabsDialogue, delivery: AudioDelivery, engine: EngineHandle, config: ServerConfig, key: Key, id: str
 ) -> SpeechJob:
-    """Raises InvalidRequest or a subclass for a body that cannot be served."""
+    """Return the job of a dialogue body. Raises InvalidRequest or a subclass if it cannot be served."""
     names = body.voices()
     request = replace(
         elevenlabs_request(body, body.text(), delivery, engine, config),

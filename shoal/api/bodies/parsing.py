@@ -55,7 +55,7 @@ def _format_error(model: type[BaseModel], error: Mapping[str, Any]) -> dict[str,
 
 
 def parse_json(body: bytes | str, max_elements: int = MAX_ELEMENTS) -> Any:
-    """Raises SchemaViolation when `body` is not JSON, repeats a key, or has too many elements."""
+    """Parse JSON. Raises SchemaViolation when `body` is not JSON, repeats a key, or has too many elements."""
     content = body.encode(errors="surrogatepass") if isinstance(body, str) else body
     try:
         scan_json(content, max_elements)
@@ -65,7 +65,7 @@ def parse_json(body: bytes | str, max_elements: int = MAX_ELEMENTS) -> Any:
 
 
 def unpack(body: bytes, max_elements: int = MAX_ELEMENTS) -> Any:
-    """Raises SchemaViolation when `body` is not one MessagePack value, repeats a key, or has too many elements."""
+    """Parse MessagePack. Raises SchemaViolation unless `body` is one value without repeated keys, within the limits."""
     try:
         scan_msgpack(body, max_elements)
         return ormsgpack.unpackb(body)

@@ -274,7 +274,7 @@ class SpeechBody(Body):
         return tuple(f"features.{_header_text(name)}" for name in self.features if name not in KNOWN_FEATURES)
 
     def output(self) -> OutputOptions:
-        """Raises InvalidRequest when the format does not support the sample rate."""
+        """Return the output options. Raises InvalidRequest when the format does not support the sample rate."""
         prosody = self.prosody or Prosody()
         return OutputOptions(
             self.format,

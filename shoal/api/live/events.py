@@ -39,7 +39,7 @@ class Start(Body):
     request: dict[str, Any]
 
     def body(self) -> LiveBody:
-        """Raises SchemaViolation."""
+        """Return the validated request. Raises SchemaViolation."""
         return validated(LiveBody, self.request)
 
 

@@ -54,7 +54,7 @@ class DecodeResponse:
 
     @classmethod
     def read(cls, file: IO[bytes]) -> "DecodeResponse":
-        """Raises EOFError when the worker has ended."""
+        """Read a response. Raises EOFError when the worker has ended."""
         head = file.read(_RESPONSE.size)
         if len(head) < _RESPONSE.size:
             raise EOFError

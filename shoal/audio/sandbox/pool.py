@@ -55,7 +55,7 @@ class DecoderProcess:
     """One decoder process. Not thread-safe."""
 
     def __init__(self) -> None:
-        """Raises EngineStopped when the process does not start."""
+        """Start the process and wait until it is ready. Raises EngineStopped when it does not start."""
         self.jobs = 0
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", COMMAND, *(str(Path(path).absolute()) for path in sys.path)],

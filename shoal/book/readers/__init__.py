@@ -16,7 +16,7 @@ READERS = {
 
 
 def read_book(path: Path) -> Book:
-    """Raises InvalidRequest for another format, TextError for a file that cannot be read as a book."""
+    """Read a book. Raises InvalidRequest for an unknown format, TextError for a file that cannot be read as a book."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise InvalidRequest(f"{path.name!r} is not a book that can be read: use {', '.join(READERS)}")

@@ -57,7 +57,7 @@ class Package:
 
 
 def read_epub(path: Path) -> Book:
-    """Raises TextError for a file that is not an epub, is damaged, protected, or exceeds the limits of a book."""
+    """Read an epub. Raises TextError if it is not one, is damaged, protected, or exceeds the limits of a book."""
     with open_archive(path) as archive:
         package = read_package(archive)
         documents = list(_documents(package))

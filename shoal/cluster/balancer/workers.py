@@ -41,7 +41,7 @@ class Worker:
 
     @property
     def load(self) -> int:
-        """Estimated requests in flight. The own count is immediate, the reported one complete but late: the higher wins."""
+        """Estimated requests in flight: the higher of the own count and the count that the worker last reported."""
         return max(self.in_flight, self.reported_load)
 
     @contextmanager

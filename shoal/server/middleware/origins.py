@@ -26,6 +26,8 @@ REJECTION = "a page of {origin} may not use this server; add the origin to cors_
 
 
 class OriginMiddleware:
+    """Rejects unsafe requests of pages of other origins with a 403; answers allowed origins with CORS headers."""
+
     def __init__(self, app: ASGIApp, allowed: tuple[str, ...]) -> None:
         self._allowed, self._app = allowed, app
         self._cors = CORSMiddleware(

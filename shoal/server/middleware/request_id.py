@@ -27,6 +27,8 @@ current_id: ContextVar[str] = ContextVar("shoal_request_id", default="")
 
 
 class RequestIDMiddleware:
+    """Sets the id of every request in scope, log context and response; records HTTP metrics and the access log."""
+
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics
 

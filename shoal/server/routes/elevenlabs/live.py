@@ -157,7 +157,7 @@ class ElevenLabsSocket:
             kept.pop(name, None)
 
     async def _receive(self, contexts: LiveContexts) -> str:
-        """Raises InvalidRequest for a binary frame, and when no message arrives for too long."""
+        """Return the next message. Raises InvalidRequest for a binary frame, IdleTimeout after `live_idle_seconds`."""
         try:
             async with contexts.idle.limit():
                 return await self._socket.receive_text()
@@ -290,7 +290,7 @@ class ElevenLabsSocket:
         return {"message": message, "error": code, "code": POLICY_VIOLATION}
 
     async def _send(self, message: dict[str, Any]) -> None:
-        """Raises SlowReader when the client reads nothing for too long."""
+        """Send a message. Raises SlowReader when the client reads nothing for `stall_seconds`."""
         async with write_timeout(self._state.config.limits.stall_seconds):
             await self._socket.send_text(json.dumps(message))
 
@@ -324,7 +324,7 @@ class DialogueSocket(ElevenLabsSocket):
         self._voices: dict[str, str | None] = {}  # voices of the contexts that are open or announced
 
     async def _parse(self, message: str) -> StreamMessage:
-        """Raises VoiceNotFound, or InvalidRequest when too many contexts are announced."""
+        """Parse a message and note its context's voice. Raises VoiceNotFound, InvalidRequest for too many contexts."""
         parsed = await parse_body(message.encode(), partial(parse_dialogue_message, message))
         voice, name = parsed.voice(), parsed.context_id or ONLY
         if voice is not None and name not in self._voices:

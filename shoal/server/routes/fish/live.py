@@ -94,7 +94,7 @@ class FishSocket:
                     await self._handle(contexts, message, reservation)
 
     async def _receive(self, contexts: LiveContexts) -> bytes:
-        """Raises InvalidRequest for a text frame, and IdleTimeout when no message arrives for too long."""
+        """Return the next message. Raises InvalidRequest for a text frame, IdleTimeout after `live_idle_seconds`."""
         try:
             async with contexts.idle.limit():
                 return await self._socket.receive_bytes()
@@ -158,7 +158,7 @@ class FishSocket:
             await self._send({"event": "audio", "audio": audio[start : start + MAX_MESSAGE_BYTES], **timed})
 
     async def _send(self, event: dict[str, Any]) -> None:
-        """Raises SlowReader when the client reads nothing for too long."""
+        """Send an event. Raises SlowReader when the client reads nothing for `stall_seconds`."""
         async with write_timeout(self._state.config.limits.stall_seconds):
             await self._socket.send_bytes(ormsgpack.packb(event))
 
