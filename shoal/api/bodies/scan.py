@@ -58,7 +58,9 @@ def scan_msgpack(body: bytes, max_elements: int = MAX_ELEMENTS) -> None:
     """Raise BodyRejected for too many values or keys, deep nesting, duplicate keys, and bytes after the first value."""
     scan = _MsgpackScan(body, max_elements)
     scan.value(0)
-    if scan.position != len(body):
+    if scan.position > len(body):  # inside of the last item of a list
+        raise BodyRejected("it is truncated")
+    if scan.position < len(body):
         raise BodyRejected(f"{len(body) - scan.position:,} bytes follow the end of its value")
 
 

@@ -58,6 +58,12 @@ def test_binary_data_is_one_element(binary: bytes) -> None:
     scan_msgpack(ormsgpack.packb({"audio": binary}), 3)
 
 
+@pytest.mark.parametrize("body", [b"\x91\xcb\x00\x00", b"\x92\x01", b"\x91\x92\x01\xca\x00", b"\xa4te", b"\xdc\x00"])
+def test_a_truncated_msgpack_body_is_named_so(body: bytes) -> None:
+    with pytest.raises(BodyRejected, match="truncated"):
+        scan_msgpack(body)
+
+
 @pytest.mark.parametrize("levels", [MAX_DEPTH, MAX_DEPTH + 1])
 def test_deep_nesting_is_rejected(levels: int) -> None:
     for scan, body in ((scan_msgpack, b"\x91" * levels + b"\x01"), (scan_json, b"[" * levels + b"1" + b"]" * levels)):
