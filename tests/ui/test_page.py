@@ -459,6 +459,17 @@ def test_no_width_needs_sideways_scrolling(visit: Visit) -> None:
             assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_the_page_ends_below_its_footer_however_many_voices_there_are(visit: Visit) -> None:
+    page = visit()
+    page.evaluate("""() => {
+      const list = document.querySelector("#voices"), row = list.querySelector(".voice");
+      for (let i = 0; i < 60; i++) list.append(row.cloneNode(true));
+    }""")
+    footer = page.evaluate("scrollY + document.querySelector('footer').getBoundingClientRect().bottom")
+    height = page.evaluate("document.documentElement.scrollHeight")
+    assert height <= max(footer + 60, page.evaluate("innerHeight"))
+
+
 def test_the_theme_follows_the_system_until_one_is_chosen(visit: Visit) -> None:
     def brightness() -> int:
         red = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
