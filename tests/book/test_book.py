@@ -192,6 +192,7 @@ def test_chapters_and_sentences_are_listed_without_a_model(book: Path, shoal: Sh
         ((), 2, "no output"),
         (("-o", "a.m4b", "--voice", "nobody"), 5, "there is no voice 'nobody'"),
         (("-o", "a.m4b", "--cover", "in.epub"), 2, "must be a JPEG or PNG"),
+        (("-o", "a.m4b", "--epub", "in.epub"), 2, "would be overwritten"),
         (("-o", "a.m4b", "--only", "9"), 2, "chapters 1 to 2"),
         (("-o", "a.m4b", "--redo", "1:9"), 2, "sentences 1 to 3"),
     ],

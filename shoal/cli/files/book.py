@@ -9,6 +9,7 @@ import typer
 from shoal.cli.completion import complete_voice
 from shoal.cli.flag_groups import with_groups
 from shoal.cli.flags import Json, Quiet
+from shoal.cli.overwriting import refuse_overwriting
 from shoal.cli.serving.serve import EngineFlags, server_extra
 from shoal.errors import InvalidRequest
 
@@ -133,6 +134,8 @@ def book(
         raise InvalidRequest("no output: give a file or folder with -o, or list the chapters with --list")
     target = parse_target(output, format, bitrate)
     extras = Extras(None if subtitles is None else parse_subtitles(subtitles, target), epub)
+    for written in (output, epub, extras.subtitles.path if extras.subtitles else None):
+        refuse_overwriting(written, source, cover)
     job = BookJob(content, target, work or target.work, settings, BookProgress(shown=not quiet), extras)
     job.make(_narration(settings, voice, quotes_voice), only, redo or [], seed, skip_failed=skip_failed)
     job.progress.report(job.written, json=json)

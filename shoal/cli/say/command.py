@@ -9,6 +9,7 @@ import typer
 from shoal.checkpoint.find import BUNDLED
 from shoal.cli.flag_groups import with_groups
 from shoal.cli.flags import Json, Quiet
+from shoal.cli.overwriting import refuse_overwriting
 from shoal.cli.quick_exit import QuickExit
 from shoal.cli.say import flags
 from shoal.cli.say.numpy_import import import_numpy
@@ -80,6 +81,8 @@ def say(
         return
     check_output(output, format, json=json)
     check_subtitles(subtitles)
+    for written in (output, subtitles):
+        refuse_overwriting(written, file, None if voice is None or transcript is None else Path(voice))
     _check_speaker(speaker, engine.model)
     prosody.check()
     sinks = AudioSinks(output, format, _player(play or output is None), prosody, subtitles)

@@ -224,6 +224,25 @@ def test_an_existing_file_survives_a_failed_request(shoal: Shoal, folder: Path) 
     assert (folder / "a.wav").read_bytes() == b"precious"
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_the_recording_that_is_cloned_is_not_overwritten(
+    shoal: Shoal, folder: Path, recording: Path, link: bool
+) -> None:
+    before, output = recording.read_bytes(), folder / "linked.wav" if link else recording
+    if link:
+        output.hardlink_to(recording)
+    ran = shoal("say", "Hi.", "-o", output, "--voice", recording, "--transcript", "Hi.", *TINY)
+    assert (ran.code, "would be overwritten" in ran.said) == (2, True)
+    assert recording.read_bytes() == before
+
+
+def test_the_text_file_is_not_overwritten_by_subtitles(shoal: Shoal, folder: Path) -> None:
+    text = folder / "text.json"
+    text.write_text("Hi.")
+    ran = shoal("say", "--file", text, "-o", folder / "a.wav", "--subtitles", text)
+    assert (ran.code, "would be overwritten" in ran.said, text.read_text()) == (2, True, "Hi.")
+
+
 def test_json_and_audio_cannot_share_standard_output(shoal: Shoal) -> None:
     ran = shoal("say", "Hi.", "-o", "-", "--json", *TINY)
     assert (ran.code, ran.out) == (2, b"")
