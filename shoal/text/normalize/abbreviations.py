@@ -114,7 +114,8 @@ SAINT_OR_STREET = Prefiltered(rf"{WORD_START}St{WORD_END}(\.{ENDS_SENTENCE})?\.?
 DOCTORATE = Prefiltered(rf"{WORD_START}Ph\.?D(?:\.(?=\s+[a-z]))?(?![A-Za-z])", all_of="PhD")
 DRIVE = Prefiltered(r"(?<=[A-Za-z] )(?<!\band )(?<!\bthe )Dr\b(?:(\.)(?=\s*$)|\.?(?=\s+[a-z0-9]|[,;:]))", all_of="Dr")
 ERA = Prefiltered(r"\bAD(?=\s\d)|(?<=\d\s)(?:AD|CE)\b", any_of="DE")
-DRIVE_LAST = Prefiltered(rf"\b([A-Z][a-z]{{1,30}} )Dr\.{ENDS_SENTENCE}", all_of=".Dr")
+# Inside a sentence: a capital word that begins one is no road ("Ask Dr. Who").
+DRIVE_LAST = Prefiltered(rf"(?<=[\w,] )([A-Z][a-z]{{1,30}} )Dr\.{ENDS_SENTENCE}", all_of=".Dr")
 ROADS = {"Ave": "Avenue", "Rd": "Road", "Ln": "Lane", "Ct": "Court", "Pl": "Place", "Sq": "Square", "Ter": "Terrace"}
 ROAD = Prefiltered(
     rf"\b((?:[A-Z][a-z']{{1,30}}|\d{{1,3}}(?:st|nd|rd|th)) )({'|'.join(ROADS)})"

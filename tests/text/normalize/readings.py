@@ -198,6 +198,8 @@ READINGS: dict[str, list[tuple[str, str]]] = {
     ],
     "abbreviations": [
         ("Dr. Smith lives on Elm Dr.", "Doctor Smith lives on Elm Drive."),
+        ("Ask Dr. Who. Then Dr. Will came.", "Ask Doctor Who. Then Doctor Will came."),
+        ("We live on Elm Dr. Who knows?", "We live on Elm Drive. Who knows?"),
         ("123 Main St.", "one hundred twenty-three Main Street."),
         ("St. John lives on Main St. now", "Saint John lives on Main Street now"),
         ("No. 10 Downing St.", "Number ten Downing Street."),
