@@ -96,6 +96,8 @@ LESS = Prefiltered(r"(?<=\d)\s?<\s?(?=\d)|(?<=\s)<(?=\s)", all_of="<")
 GREATER = Prefiltered(r"(?<=\d)\s?>\s?(?=\d)|(?<=\s)>(?=\s)", all_of=">")
 
 RULE = Prefiltered(r"([=#*_~+/|<>^-])\1{2,}", any_of="=#*_~+/|<>^-")  # a line drawn with signs
+# The dot of an abbreviation, which is no full stop: "Ph.D., spoke", "1 yd., 2 gal.".
+DOT_BEFORE_COMMA = Prefiltered(r"(?<![.\s])\.(?=[,;])", all_of=".")
 PARAGRAPH = Prefiltered(r"\n\s*\n", all_of="\n")
 ELLIPSIS = re.compile(r"\.{2,}(?=(\s*[a-z])?)")
 DASH = Prefiltered(r"-{2,}|(?<!\S)-(?!\S)", all_of="-")
@@ -117,7 +119,7 @@ def normalize(text: str) -> str:
     text = speak_identifiers(speak_addresses(text)).replace("_", " ")
     text = speak_ranges(speak_roman(speak_verses(text)))
     text = expand_abbreviations(text)
-    text = speak_quantities(speak_relations(text))
+    text = DOT_BEFORE_COMMA.sub("", speak_quantities(speak_relations(text)))
     text = settle(tidy(speak_signs(text)))
     if not re.search("[A-Za-z]", text):
         raise TextError("the text contains nothing that can be spoken in English")

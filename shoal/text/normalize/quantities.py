@@ -367,8 +367,12 @@ RULES: tuple[Rule, ...] = (
     rule(rf"{FRACTION}\s?({UNIT})(?![\w'/])", part_of_unit, all_of="/", any_of=DIGITS),
     rule(rf"{START}({N})\s?bps\b", bits_or_basis_points, all_of="bps", any_of=DIGITS),
     rule(rf"{START}({N})-({UNIT_NAME})(?![\w'/-])(?:\.(?=\s+[a-z]))?", before_noun, all_of="-", any_of=DIGITS),
-    # The dot of "15 min. later" belongs to the unit: a small letter follows.
-    rule(rf"{START}({N})\s?({UNIT})(?![\w'/])(?:\.(?=\s+[a-z]))?", with_unit, any_of=DIGITS),
+    # The dot belongs to the unit before a small letter or another measure: "15 min. later", "3 lb. 4 oz.".
+    rule(
+        rf"{START}({N})\s?({UNIT})(?![\w'/])(?:\.(?=\s+[a-z]|\s+(?:{N})\s?(?:{UNIT})(?![\w'/])))?",
+        with_unit,
+        any_of=DIGITS,
+    ),
     rule(rf"{START}({N})k(?!\w)", lambda match: f"{number(match[1])} thousand", all_of="k", any_of=DIGITS),
     rule(rf"{START}({N})M(?!\w)", lambda match: f"{number(match[1])} million", all_of="M", any_of=DIGITS),
     # "B" is billion after decimals or before a noun of COUNTED_IN_BILLIONS. The B of "Apartment 3B" is a letter.

@@ -200,6 +200,8 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("Dr. Smith lives on Elm Dr.", "Doctor Smith lives on Elm Drive."),
         ("Ask Dr. Who. Then Dr. Will came.", "Ask Doctor Who. Then Doctor Will came."),
         ("We live on Elm Dr. Who knows?", "We live on Elm Drive. Who knows?"),
+        ("John Lee, Ph.D., spoke.", "John Lee, P H D, spoke."),
+        ("Ask Ann Roe, Esq., or J. Poe, Ph.D.; both came.", "Ask Ann Roe, Esq, or J. Poe, P H D; both came."),
         ("123 Main St.", "one hundred twenty-three Main Street."),
         ("St. John lives on Main St. now", "Saint John lives on Main Street now"),
         ("No. 10 Downing St.", "Number ten Downing Street."),
@@ -224,6 +226,8 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("99¢", "ninety-nine cents"),
     ],
     "numbers and measures": [
+        ("3 yd., 1 gal., 2 lb.", "three yards, one gallon, two pounds."),
+        ("It weighs 1 lb. 3 oz. 4 of us lifted it.", "It weighs one pound three ounces. four of us lifted it."),
         ("1'000", "one thousand"),
         ("3x faster", "three times faster"),
         ("10x10 grid", "ten by ten grid"),
