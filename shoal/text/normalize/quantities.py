@@ -320,6 +320,18 @@ RULES: tuple[Rule, ...] = (
         all_of="/",
         any_of=DIGITS,
     ),
+    # With a zero in front it is no fraction: "04/07", "12/05".
+    rule(
+        r"(?<![\w./-])()(0[1-9]|1[0-2](?=/0))/(0[1-9]|[12]\d|3[01])(?![\w/%])(?!\.\d)",
+        short_date,
+        all_of="0/",
+    ),
+    rule(
+        rf"(?<![\w./-])(?P<day>\d{{1,2}})-(?P<month>{MONTH})-(?P<year>[12]\d{{3}})(?![\w-])",
+        day_first,
+        all_of="-",
+        any_of=DIGITS,
+    ),
     rule(
         r"(?<![\w./-])(?<!ersion )(\d{1,2})\.(\d{1,2})\.([12]\d{3})(?![\w/-])(?!\.\d)",
         dotted_date,

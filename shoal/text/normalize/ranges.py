@@ -43,6 +43,13 @@ ATTACHED_INCHES = Prefiltered(
 )
 
 TIME = r"\d{1,2}(?::[0-5]\d)?"
+# Hours and minutes with a dot: "7.30pm" and "7.30-9.15pm".
+DOTTED_TIME = Prefiltered(
+    rf"(?<![\w:.,/{SIGNS}-])(1[0-2]|0?[1-9])\.([0-5]\d)(?=(?:\s?-\s?[\d.:]{{1,5}})?\s?(?:[ap]\.?m|[AP]\.?M)\b)"
+    r"|(?<=\d-)(1[0-2]|0?[1-9])\.([0-5]\d)(?=\s?(?:[ap]\.?m|[AP]\.?M)\b)",
+    all_of=".",
+    any_of=DIGITS,
+)
 HALF = r"\s?[AaPp]\.?\s?[Mm]\b\.?"
 TIME_RANGE = Prefiltered(
     rf"(?<![\w:.,-])({TIME}{HALF}|noon|midnight)\s?-\s?(?={TIME}{HALF}|{TIME}\b|noon|midnight)", all_of="-"
@@ -156,6 +163,7 @@ def speak_ranges(text: str) -> str:
     text = SQUARE_FEET.sub(lambda match: f" {'square' if match[1] == 'sq' else 'cubic'} feet{match[2] or ''}", text)
     text = MONEY_COMMA.sub(_money_comma, text)
     text = DECIMAL_COMMA.sub(lambda match: f"{match[1].replace('.', '')}.{match[2]}", text)
+    text = DOTTED_TIME.sub(lambda match: f"{match[1] or match[3]}:{match[2] or match[4]}", text)
     text = HOURS_RANGE.sub(r"\1 to ", TIME_RANGE.sub(r"\1 to ", CLOCK_RANGE.sub(r"\1 to ", text)))
     text = MONTH_DAYS.sub(lambda match: f"{_day(match[1])} {ordinal(int(match[2]))} to {ordinal(int(match[3]))}", text)
     text = MONTH_TO_MONTH.sub(r"\1 to ", text)

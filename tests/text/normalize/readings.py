@@ -103,6 +103,11 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "ranges": [
+        ("7.30pm, 7.05 p.m. and 11.45 AM", "seven thirty P M, seven oh five P M and eleven forty-five A M"),
+        ("Open 7.30-9.15pm", "Open seven thirty to nine fifteen P M"),
+        ("It costs $7.30 am I right", "It costs seven dollars and thirty cents am I right"),
+        ("04/07, 12/05 or 4-Jul-2024", "April seventh, December fifth or the fourth of July, twenty twenty-four"),
+        ("4/7 of 12/25", "four sevenths of twelve twenty-fifths"),
         ("9am-5pm", "nine A M to five P M"),
         ("9am–5pm", "nine A M to five P M"),
         ("3-4 pm", "three to four P M"),
