@@ -50,7 +50,13 @@ COUNTED_IN_BILLIONS = r"(?:param(?:eter)?s|people|users|tokens|views|dollars|dow
 # eighty".
 DENOMINATORS = frozenset((*range(2, 21), 25, 30, 32, 40, 50, 60, 64, 100))
 RATINGS = ("5", "10", "20", "100")
-IDIOMS = {"24/7": "twenty-four seven", "9/11": "nine eleven", "50/50": "fifty fifty"}
+IDIOMS = {
+    "24/7": "twenty-four seven",
+    "9/11": "nine eleven",
+    "50/50": "fifty fifty",
+    "20/20": "twenty twenty",
+    **{f"{top}/{top}": f"{cardinal(top)} out of {cardinal(top)}" for top in (5, 10, 100)},
+}
 
 
 def speak_quantities(text: str) -> str:

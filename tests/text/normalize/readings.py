@@ -231,6 +231,7 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("99¢", "ninety-nine cents"),
     ],
     "numbers and measures": [
+        ("20/20 vision, 10/10, 5/5 stars", "twenty twenty vision, ten out of ten, five out of five stars"),
         ("3 yd., 1 gal., 2 lb.", "three yards, one gallon, two pounds."),
         ("It weighs 1 lb. 3 oz. 4 of us lifted it.", "It weighs one pound three ounces. four of us lifted it."),
         ("1'000", "one thousand"),
