@@ -314,6 +314,9 @@ RULES: tuple[Rule, ...] = (
     rule(r"(?<![\w.+-])\+\d{1,3}(?:[ -]\d{2,4}){2,5}(?![\w-])", phone, all_of="+", any_of=DIGITS),
     rule(r"(?<![\w.+-])\d{3}-\d{4}(?![\w-])", phone, all_of="-", any_of=DIGITS),
     rule(r"(?<![\w.,:/+-])(?<!\d )0\d{2,4}(?:[ -]\d{3,4}){1,3}(?![\w-])", phone, all_of="0"),
+    # Social security numbers and bank cards, which do not begin as years do.
+    rule(r"(?<![\w.+-])\d{3}-\d\d-\d{4}(?![\w-])", phone, all_of="-", any_of=DIGITS),
+    rule(r"(?<![\w.,+-])(?<!\d )(?!1|20)\d{4}([ -])\d{4}\1\d{4}\1\d{4}(?![\w-])(?! \d)", phone, any_of=DIGITS),
     rule(
         r"(?<![\d.,])\d{1,3}(?: 000| \d{3}(?= \d{3}(?!\d))){1,4}(?: \d{3})?(?![\d])", grouped, all_of=" ", any_of=DIGITS
     ),
@@ -372,6 +375,7 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(rf"(?P<sign>{SIGN})\s?(?P<amount>{N}){END}{MULTIPLE}", money, any_of=SIGNS),
     rule(rf"{START}(?P<amount>{N})\s?(?P<sign>[{SIGNS}¢])(?P<multiple>)", money, any_of=f"{SIGNS}¢"),
+    rule(r"(?<=\d)-(?=\d{1,9}(?:\.\d{1,9})?\s?=)", lambda _: " minus ", all_of="-=", any_of=DIGITS),
     rule(rf"{START}(?<!-)({N})-({N})(?![\d-])", lambda match: f"{match[1]} to {match[2]}", all_of="-", any_of=DIGITS),
     rule(rf"{START}({N})\s?%", lambda match: f"{number(match[1])} percent ", all_of="%", any_of=DIGITS),
     rule(r"(?<=[\d%)])\s-\s(?=[\d(])", lambda _: " minus ", all_of="-"),

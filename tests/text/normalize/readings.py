@@ -136,6 +136,12 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("50-50", "fifty fifty"),
     ],
     "identifiers": [
+        ("2019 2020 2021 2022", "twenty nineteen twenty twenty twenty twenty-one twenty twenty-two"),
+        ("SSN 123-45-6789", "S S N one two three, four five, six seven eight nine"),
+        (
+            "Card 4111 1111 1111 1234.",
+            "Card four one one one, one one one one, one one one one, one two three four.",
+        ),
         ("Room 101", "Room one oh one"),
         ("Room 5, Suite 301, Unit 12", "Room five, Suite three oh one, Unit twelve"),
         ("Suite 1200", "Suite twelve hundred"),
@@ -247,6 +253,7 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("22/7", "twenty-two sevenths"),
     ],
     "signs": [
+        ("5-3=2 and 10 - 4 = 6", "five minus three equals two and ten minus four equals six"),
         ("∑ x", "sum of x"),
         ("∫ f", "integral of f"),
         ("x ∈ A", "x in A"),
