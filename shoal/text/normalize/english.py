@@ -57,8 +57,16 @@ SAYABLE_SEGMENT = re.compile(r"(?=.{1,30}$)[A-Za-z]+(?:[-_.][A-Za-z0-9]+)*|[1-9]
 PORT = re.compile(r":(\d{2,5})(?![\w.])")
 IP_AND_PORT = Prefiltered(r"(?<![\w.])(\d{1,3}(?:\.\d{1,3}){3}):(\d{2,5})(?![\w:])", all_of=":.", any_of=DIGITS)
 
-SLASH_WORDS = {"and/or": "and or", "w/o": "without", "w/": "with", "n/a": "not applicable", "c/o": "care of"}
-SLASH_WORD = Prefiltered(r"(?<![\w/])(?:and/or\b|w/o\b|w/|n/a\b|c/o\b)", all_of="/", flags=re.IGNORECASE)
+SLASH_WORDS = {
+    "and/or": "and or",
+    "w/o": "without",
+    "w/": "with",
+    "n/a": "not applicable",
+    "c/o": "care of",
+    "km/h": "kilometers per hour",
+    "m/s": "meters per second",
+}
+SLASH_WORD = Prefiltered(r"(?<![\w/])(?:and/or\b|w/o\b|w/|n/a\b|c/o\b|km/h\b|m/s\b)", all_of="/", flags=re.IGNORECASE)
 SIGNS = {
     "&": " and ",
     "%": " percent ",

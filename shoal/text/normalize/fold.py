@@ -72,6 +72,7 @@ NAMED = {
     "©": " copyright ",
     "§": " section ",
     "№": " number ",
+    "‰": " per mille ",
     "℃": "°C",
     "℉": "°F",
     "ß": "ss",

@@ -253,6 +253,7 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("22/7", "twenty-two sevenths"),
     ],
     "signs": [
+        ("5‰ salt, measured in km/h", "five per mille salt, measured in kilometers per hour"),
         ("5-3=2 and 10 - 4 = 6", "five minus three equals two and ten minus four equals six"),
         ("∑ x", "sum of x"),
         ("∫ f", "integral of f"),
