@@ -34,7 +34,9 @@ EMAIL = Prefiltered(
 URL = re.compile(
     r"(?:(?:https?|ftp)://(?:www\.)?|(?<![\w.])www\.)(?P<address>[^\s<>\"]{1,300})"
     r"|(?<![\w.@-])(?P<domain>(?:[A-Za-z0-9-]{1,63}\.){1,4}(?:com|org|net|edu|gov|io|ai|dev|app|info|co\.uk)"
-    r"(?![\w-])(?:/[^\s<>\"]{1,300})?)"
+    r"(?![\w-])(?:/[^\s<>\"]{1,300})?"
+    # Short links; without a path these are more often words.
+    r"|[A-Za-z0-9-]{1,63}\.(?:ly|co|be|me|gg|gl|tv)/[^\s<>\"]{1,300})"
 )
 ADDRESS_SIGNS = {
     ".": "dot",

@@ -20,6 +20,7 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("end.Start", "end. Start"),
     ],
     "addresses": [
+        ("See bit.ly/3xYz, t.co/abc.", "See bit dot ly, t dot co slash abc."),
         ("https://www.example.com/a/b?c=d&e=f", "example dot com slash a slash b"),
         ("See https://github.com/shoal/shoal for more.", "See github dot com slash shoal slash shoal for more."),
         ("Visit example.com/docs.", "Visit example dot com slash docs."),
