@@ -105,6 +105,8 @@ MORE = Prefiltered(rf"(?<![^\s(,])>(?={SIGN_OF_MONEY}?\.?\d)", all_of=">")
 LESS = Prefiltered(r"(?<=\d)\s?<\s?(?=\d)|(?<=\s)<(?=\s)", all_of="<")
 GREATER = Prefiltered(r"(?<=\d)\s?>\s?(?=\d)|(?<=\s)>(?=\s)", all_of=">")
 
+# ":)", ";-)" and ":P" are no words. Before a capital letter they stand where a sentence ends.
+EMOTICON = Prefiltered(r"(?<!\S)[:;]'?-?[()DPp|](?![^\s.,!?])(?=(\s+[A-Z])?)", any_of=":;")
 RULE = Prefiltered(r"([=#*_~+/|<>^-])\1{2,}", any_of="=#*_~+/|<>^-")  # a line drawn with signs
 # The dot of an abbreviation, which is no full stop: "Ph.D., spoke", "1 yd., 2 gal.".
 DOT_BEFORE_COMMA = Prefiltered(r"(?<![.\s])\.(?=[,;])", all_of=".")
@@ -123,7 +125,7 @@ def normalize(text: str) -> str:
     """Return the text as an English speaker reads it. Raises TextError when nothing can be spoken."""
     check_script(text)
     text = plain_text(speak_latex(text))
-    text = RULE.sub(" ", fold(text))
+    text = EMOTICON.sub(lambda match: ". " if match[1] else " ", RULE.sub(" ", fold(text)))
     text = drop_style_tags(SPEAKER_TAG.sub(" ", text) if "<|" in text else text)
     text = speak_lengths(text).replace('"', " ")
     text = speak_identifiers(speak_addresses(text)).replace("_", " ")

@@ -254,6 +254,9 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("22/7", "twenty-two sevenths"),
     ],
     "signs": [
+        ("Ha :-D so sad :( again :P.", "Ha so sad again."),
+        ("Thanks :) See you! ;-)", "Thanks. See you!"),
+        ("Two parts: (a) this; (b) that :(a)", "Two parts: a, this; b, that: a"),
         ("5‰ salt, measured in km/h", "five per mille salt, measured in kilometers per hour"),
         ("5-3=2 and 10 - 4 = 6", "five minus three equals two and ten minus four equals six"),
         ("∑ x", "sum of x"),
