@@ -52,8 +52,8 @@ def add(
     store.add(name, recording, transcript)
     for finding in report.findings:
         typer.echo(f"warning: {finding.message}", err=True)
-    # Suggest s1-mini: nano, the default model, imitates a recorded voice only in part.
-    typer.echo(f'added {name}; try it: shoal say "Hello." --voice {quote(name)} --model s1-mini', err=True)
+    typer.echo(f'added {name}; try it: shoal say "Hello." --voice {quote(name)}', err=True)
+    typer.echo("note: nano takes on only a part of a recorded voice; --model s1-mini follows it closely", err=True)
 
 
 def list_voices(voices: Directory = None, json: Json = False) -> None:

@@ -50,8 +50,14 @@ def test_a_voice_is_added_used_renamed_and_removed(shoal: Shoal, recording: Path
 
 def test_a_name_with_a_space_is_quoted_for_the_shell(shoal: Shoal, recording: Path) -> None:
     added = shoal("voices", "add", "my voice", recording, "--transcript", "La la.")
-    assert "--voice 'my voice' --model s1-mini" in added.err
+    assert "--voice 'my voice'\n" in added.err
     assert "new one" in shoal("voices", "rename", "my voice", "new one").err
+
+
+def test_the_suggested_command_needs_no_model_that_is_not_installed(shoal: Shoal, recording: Path) -> None:
+    suggestion, note = shoal("voices", "add", "narrator", recording, "--transcript", "La la.").err.splitlines()[-2:]
+    assert suggestion.endswith('try it: shoal say "Hello." --voice narrator')
+    assert "--model s1-mini follows it closely" in note
 
 
 def test_cloning_with_nano_prints_a_note(shoal: Shoal, recording: Path, tmp_path: Path) -> None:
