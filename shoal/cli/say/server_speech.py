@@ -143,5 +143,6 @@ def speech_body(request: "SpeechRequest", sampling: dict[str, Any]) -> dict[str,
 
 def _refusal(response: http.client.HTTPResponse) -> str:
     if response.status == http.client.UNAUTHORIZED:
-        return "it requires an API key: set SHOAL_API_KEY"
+        given = os.environ.get("SHOAL_API_KEY")
+        return "it rejects the key of SHOAL_API_KEY" if given else "it requires an API key: set SHOAL_API_KEY"
     return f"it answers with status {response.status}"

@@ -167,6 +167,21 @@ def test_a_server_that_breaks_off_is_an_error_and_one_that_is_not_ready_is_not_u
             check_ready(server)
 
 
+@pytest.mark.parametrize(("key", "cause"), [("", "set SHOAL_API_KEY"), ("wrong", "rejects the key of SHOAL_API_KEY")])
+def test_a_missing_key_and_a_wrong_key_are_told_apart(
+    state: Path, monkeypatch: pytest.MonkeyPatch, key: str, cause: str
+) -> None:
+    monkeypatch.setenv("SHOAL_API_KEY", key)
+    with registered(URL, "random:tiny", identity(), requires_key=True) as listener:
+        assert listener is not None
+        refusal = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"
+        threading.Thread(target=answer, args=(listener, [refusal]), daemon=True).start()
+        server = find_server(identity())
+        assert server is not None
+        with pytest.raises(ServerRefused, match=cause):
+            speak_on_server(server, SpeechRequest("Hello."), {}, ProsodyOptions())
+
+
 def answer(listener: socket.socket, answers: list[bytes]) -> None:
     """Answer one connection after the other."""
     for content in answers:
