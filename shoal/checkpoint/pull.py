@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import cast
 
-from shoal.checkpoint.find import SHORT_NAMES, HubSource, cached_snapshot
+from shoal.checkpoint.find import BUNDLED, SHORT_NAMES, HubSource, cached_snapshot
 from shoal.checkpoint.format.layout import CODEC_FILES, MODEL_FILES, missing_files
 from shoal.checkpoint.format.profile import PROFILE_FILE
 from shoal.errors import CheckpointError, InvalidRequest, ModelNotFound, OutputError
@@ -60,6 +60,8 @@ def pull(name: str, *, to: Path | None = None, hub: Hub | None = None) -> PullRe
     Raises InvalidRequest for an invalid name, ModelNotFound if the hub is unreachable or denies access,
     CheckpointError if the repository is not a model, OutputError if a file cannot be written.
     """
+    if name == BUNDLED:
+        raise InvalidRequest(f"{BUNDLED} is part of this package: there is nothing to download")
     source = HubSource.parse(name)
     if source is None:
         raise InvalidRequest(f"{name!r} is not a model on the hub: expected {', '.join(SHORT_NAMES)} or OWNER/NAME")

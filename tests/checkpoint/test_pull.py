@@ -168,6 +168,11 @@ def test_an_invalid_repository_name_is_refused(name: str, hub: Hub) -> None:
         pull(name, hub=hub)
 
 
+def test_the_bundled_model_needs_no_download(hub: Hub) -> None:
+    with pytest.raises(InvalidRequest, match="nothing to download"):
+        pull("nano", hub=hub)
+
+
 def test_without_a_network_the_error_says_what_to_do(tmp_path: Path) -> None:
     before = time.monotonic()
     with pytest.raises(ModelNotFound, match=r"cannot be reached.*run `shoal pull s2-pro` again.*--model"):
