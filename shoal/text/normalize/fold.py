@@ -125,7 +125,8 @@ def check_script(text: str) -> None:
     for match in WORD.finditer(text):
         found = FOREIGN.search(match[0])
         if found and not _is_symbol(match[0]):
-            script = unicodedata.name(found[0], "unknown letters").split()[0].capitalize()
+            name = unicodedata.name(found[0], "unknown letters").split()[0]
+            script = name if name == "CJK" else name.capitalize()
             raise TextError(
                 f"{match[0][:32]!r} is written in {script} script, and this model speaks English only: "
                 "write it in Latin letters, or use a multilingual model"

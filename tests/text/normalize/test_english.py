@@ -288,7 +288,7 @@ def test_text_with_nothing_to_speak_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "script"),
-    [("Hello 你好 world", "Cjk"), ("Привет", "Cyrillic"), ("say שלום now", "Hebrew"), ("λόγος", "Greek")],
+    [("Hello 你好 world", "CJK"), ("Привет", "Cyrillic"), ("say שלום now", "Hebrew"), ("λόγος", "Greek")],
 )
 def test_words_in_another_script_are_refused_by_name(text: str, script: str) -> None:
     with pytest.raises(TextError, match=f"{script} script"):
