@@ -51,6 +51,8 @@ def _format_error(model: type[BaseModel], error: Mapping[str, Any]) -> dict[str,
     if error["type"] == "extra_forbidden":
         known = f"; there are {', '.join(model.model_fields)}" if len(location) == 1 else ""
         message = f"unknown field{known}"
+    elif error["type"] == "model_type":  # pydantic names the class
+        message = "Input should be an object"
     return {**error, "loc": location, "msg": message}
 
 

@@ -42,6 +42,10 @@ def test_a_list_of_wrong_elements_is_a_few_errors(model: type, content: object) 
     assert len(rejection(model, content).errors) <= 4
 
 
+def test_a_body_that_is_no_object_is_refused_in_the_words_of_json() -> None:
+    assert rejection(SpeechBody, [1]).errors[0]["msg"] == "Input should be an object"
+
+
 def test_long_names_are_cut() -> None:
     assert rejection(SpeechBody, {"text": "Hi.", "x" * 100_000: 0}).errors[0]["loc"] == ["x" * 64]
     assert rejection(Invocation, ["x" * 100_000]).errors
