@@ -377,6 +377,9 @@ RULES: tuple[Rule, ...] = (
     rule(rf"{START}(?P<amount>{N})\s?(?P<sign>[{SIGNS}¢])(?P<multiple>)", money, any_of=f"{SIGNS}¢"),
     rule(r"(?<=\d)-(?=\d{1,9}(?:\.\d{1,9})?\s?=)", lambda _: " minus ", all_of="-=", any_of=DIGITS),
     rule(rf"{START}(?<!-)({N})-({N})(?![\d-])", lambda match: f"{match[1]} to {match[2]}", all_of="-", any_of=DIGITS),
+    rule(rf"(?:(?<=\d[%°])|(?<=\d°[CF]))(?:-| - )(?=(?:{N})\s?[%°])", lambda _: " to ", all_of="-", any_of="%°"),
+    # Before percentages: a sign that is left over is taken for a hyphen.
+    rule(rf"(?<![\w)%])-(?=(?:{N})\s?%)", lambda _: " minus ", all_of="-%", any_of=DIGITS),
     rule(rf"{START}({N})\s?%", lambda match: f"{number(match[1])} percent ", all_of="%", any_of=DIGITS),
     rule(r"(?<=[\d%)])\s-\s(?=[\d(])", lambda _: " minus ", all_of="-"),
     rule(r"(?<![\w)])-(?=\.?\d)", lambda _: " minus ", all_of="-", any_of=DIGITS),

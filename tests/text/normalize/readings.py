@@ -104,6 +104,12 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "ranges": [
+        (
+            "5%-10%, 5% - 10% or 5°-10°C",
+            "five percent to ten percent, five percent to ten percent or five degrees to ten degrees Celsius",
+        ),
+        ("up 10% -5% before", "up ten percent minus five percent before"),
+        ("it fell -2.5%, Nasdaq (-0.1%)", "it fell minus two point five percent, Nasdaq, minus zero point one percent"),
         ("7.30pm, 7.05 p.m. and 11.45 AM", "seven thirty P M, seven oh five P M and eleven forty-five A M"),
         ("Open 7.30-9.15pm", "Open seven thirty to nine fifteen P M"),
         ("It costs $7.30 am I right", "It costs seven dollars and thirty cents am I right"),
