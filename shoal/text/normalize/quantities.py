@@ -389,7 +389,7 @@ RULES: tuple[Rule, ...] = (
     rule(r"(?<![\w.,])(\d{2})ers\b", team, all_of="ers", any_of=DIGITS),
     rule(r"(?<=\b(?i:the|his|her|our|mid)[ -])([2-9]0)'?s\b", decade, all_of="0s"),
     rule(r"(?<![\w./])(\d{2,3})/(?=\d{2,3}\s?mmHg)", lambda match: f"{match[1]} over ", all_of="/Hg", any_of=DIGITS),
-    rule(rf"{FRACTION}\s?({UNIT})(?![\w'/])", part_of_unit, all_of="/", any_of=DIGITS),
+    rule(rf"{FRACTION}\s?({UNIT})(?![\w'/])(?:\.(?=\s+[a-z]))?", part_of_unit, all_of="/", any_of=DIGITS),
     rule(rf"{START}({N})\s?bps\b", bits_or_basis_points, all_of="bps", any_of=DIGITS),
     rule(rf"{START}({N})-({UNIT_NAME})(?![\w'/-])(?:\.(?=\s+[a-z]))?", before_noun, all_of="-", any_of=DIGITS),
     # The dot belongs to the unit before a small letter or another measure: "15 min. later", "3 lb. 4 oz.".

@@ -244,6 +244,8 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("99¢", "ninety-nine cents"),
     ],
     "numbers and measures": [
+        ("Add 1½ tsp. salt and 1/2 tsp. oil.", "Add one and one half teaspoons salt and one half teaspoon oil."),
+        ("30 yrs old, a 10-yr yield, 3 wks. ago", "thirty years old, a ten year yield, three weeks ago"),
         ("20/20 vision, 10/10, 5/5 stars", "twenty twenty vision, ten out of ten, five out of five stars"),
         ("3 yd., 1 gal., 2 lb.", "three yards, one gallon, two pounds."),
         ("It weighs 1 lb. 3 oz. 4 of us lifted it.", "It weighs one pound three ounces. four of us lifted it."),
