@@ -47,6 +47,7 @@ NAMED = {
     "∫": " integral of ",
     "∂": " partial ",
     "∇": " nabla ",
+    "∆": " delta ",
     "∈": " in ",
     "∉": " not in ",
     "∀": " for all ",

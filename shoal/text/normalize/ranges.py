@@ -140,7 +140,7 @@ DOLLARS = {
     "MX": "Mexican",
 }
 DOLLAR = Prefiltered(rf"(?<!\w)({'|'.join(DOLLARS)})\$\s?({NUMBER}{SCALE})(?!\w)", all_of="$", any_of=DIGITS)
-CODE_FIRST = Prefiltered(rf"(?<![\w$])({'|'.join(CODES)})\s?({NUMBER}{SCALE})(?!\w)", any_of=DIGITS)
+CODE_FIRST = Prefiltered(rf"(?<![\w$/])({'|'.join(CODES)})\s?({NUMBER}{SCALE})(?!\w)", any_of=DIGITS)
 CODE_LAST = Prefiltered(rf"(?<![\w.,{SIGNS}])({NUMBER}{SCALE})\s?({'|'.join(CODES)})(?!\w)", any_of=DIGITS)
 EITHER = {
     "he/she": "he or she", "she/he": "she or he", "his/her": "his or her", "him/her": "him or her", "s/he": "he or she",

@@ -230,6 +230,7 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("½ tsp", "one half teaspoon"),
     ],
     "currencies": [
+        ("EUR/USD 1.0845", "EUR slash U S D one point zero eight four five"),
         ("CHF 20", "twenty Swiss francs"),
         ("USD 50 or 50 USD", "fifty U S dollars or fifty U S dollars"),
         ("EUR 10", "ten euros"),
@@ -262,6 +263,7 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("22/7", "twenty-two sevenths"),
     ],
     "signs": [
+        ("∆T = 5 K", "delta T equals five K"),
         ("Ha :-D so sad :( again :P.", "Ha so sad again."),
         ("Thanks :) See you! ;-)", "Thanks. See you!"),
         ("Two parts: (a) this; (b) that :(a)", "Two parts: a, this; b, that: a"),
