@@ -7,7 +7,7 @@ from typing import Protocol
 
 from shoal.api.engine_client import EngineHandle
 from shoal.batch.journal import JournalEntry
-from shoal.batch.lines import InputFile, LineError, LineTask
+from shoal.batch.lines import InputFile, LineError, LineTask, is_plain_text
 from shoal.batch.manifest import Manifest
 from shoal.batch.speaker import LineSpeaker
 from shoal.errors import InvalidRequest
@@ -45,7 +45,8 @@ def plan_batch(lines: InputFile, manifest: Manifest) -> BatchPlan:
         else:
             (found.done if manifest.has(each) else found.tasks).append(each)
     if not (found.tasks or found.faults or found.done):
-        raise InvalidRequest(f"{lines.path} is empty: write one JSON object per line")
+        expected = "text" if is_plain_text(lines.path) else "JSON object"
+        raise InvalidRequest(f"{lines.path} is empty: write one {expected} per line")
     if found.faults:
         manifest.add([JournalEntry(fault.number, fault.name, "failed", error=fault.message) for fault in found.faults])
     return found

@@ -250,7 +250,7 @@ class VoiceStore:
 
     def _check_free(self, name: str) -> None:
         if self.exists(name):
-            raise _exists(name)
+            raise _builtin(name) if self.is_builtin(name) else _exists(name)
 
     def _checked(self, clip: Clip) -> tuple[bytes, str, str]:
         audio = audio_bytes(clip[0], self._limits)
@@ -350,6 +350,10 @@ def _recorded_hashes(folder: Folder) -> dict[str, str]:
 
 def _exists(name: str) -> VoiceExists:
     return VoiceExists(f"voice {name!r} exists already")
+
+
+def _builtin(name: str) -> VoiceExists:
+    return VoiceExists(f"voice {name!r} is built into the model: choose another name")
 
 
 def _not_found(name: str) -> VoiceNotFound:

@@ -22,6 +22,7 @@ from shoal.engine.core import EngineCore
 from shoal.engine.engine import Engine
 from shoal.engine.load import voice_cache
 from shoal.engine.utterance import Event, Utterance
+from shoal.errors import InvalidRequest
 from shoal.voices.store import VoiceStore
 from tests.server.conftest import ROOT, samples_of, surroundings
 
@@ -66,6 +67,13 @@ def test_many_lines_are_in_flight_at_one_time_and_each_sounds_as_if_alone(tiny: 
     assert core.most == 4
     files = [(tmp_path / "out" / f"{line:06d}.wav").read_bytes() for line in range(1, 17)]
     assert files[:8] == files[8:]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("in.jsonl", "JSON object"), ("in.txt", "text")])
+def test_an_empty_input_is_refused_with_what_it_should_have(tmp_path: Path, name: str, expected: str) -> None:
+    (tmp_path / name).touch()
+    with Manifest.opened(tmp_path / "out") as manifest, pytest.raises(InvalidRequest, match=f"one {expected} per line"):
+        plan_batch(InputFile(tmp_path / name, LineDefaults("tiny")), manifest)
 
 
 def test_the_seconds_of_a_line_are_those_of_its_file(tiny: Checkpoint, tmp_path: Path) -> None:

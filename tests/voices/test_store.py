@@ -514,7 +514,7 @@ def test_built_in_voices_cannot_be_changed(both, builtin, encoder, wav):
             touch()
     both.add("anna", wav(), "hi")
     for shadow in (lambda: both.add("narrator", wav(), "me"), lambda: both.rename("anna", "narrator")):
-        with pytest.raises(VoiceExists):
+        with pytest.raises(VoiceExists, match="built into the model: choose another name"):
             shadow()
     assert files(builtin / "narrator") == before
 

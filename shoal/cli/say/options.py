@@ -182,6 +182,8 @@ def parse_voice(voice: str | None, transcript: str | None) -> VoiceOption:
         return VoiceOption(name=voice)
     if voice is None:
         raise InvalidRequest("--transcript needs the recording that it belongs to: give it with --voice")
+    if not Path(voice).suffix and not Path(voice).exists():
+        raise InvalidRequest(f"--transcript belongs to a recording, and there is no file {voice!r}: leave it out")
     from shoal.speech import Recording
     from shoal.voices.voice import DEFAULT_LIMITS, audio_bytes, check_transcript
 

@@ -199,6 +199,12 @@ def test_a_recording_needs_a_transcript(
     assert "transcript" in ran.said
 
 
+def test_a_transcript_of_a_stored_voice_is_named_as_the_mistake(shoal: Shoal, folder: Path) -> None:
+    ran = shoal("say", "Hi.", "-o", folder / "a.wav", "--voice", "anna", "--transcript", "Hi.", *TINY)
+    assert (ran.code, list(folder.iterdir())) == (2, [])
+    assert "there is no file 'anna': leave it out" in ran.said
+
+
 def test_a_directory_named_like_a_voice_is_not_a_recording(
     shoal: Shoal, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
