@@ -30,10 +30,15 @@ FRAGMENT_OVERHEAD_BYTES = 128  # memory that a fragment of a WebSocket message n
 HANG_UP_CHECK_SECONDS = 0.1
 UPGRADES = (b"upgrade", b"http2-settings")  # headers, and options of the Connection header
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+PIPELINED_REQUESTS = 16  # that may wait for the response to an earlier request of their connection
 
 
 class HeadersTooLarge(Exception):
     """The request headers exceed the limit."""
+
+
+class TooManyPipelined(Exception):
+    """The client sends requests faster than they are answered."""
 
 
 def kernel_send_bytes(transport: asyncio.Transport) -> int:
@@ -229,7 +234,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with limits on headers, idle connections and stalled clients.
+    """uvicorn's HTTP protocol with limits on headers, pipelined requests, idle connections and stalled clients.
 
     Upgrades to protocols other than WebSocket are ignored. A client that half-closes still gets its response.
     """
@@ -306,6 +311,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._cancel_deadline()
         self.idle.pop(self, None)
+        if len(self.pipeline) >= PIPELINED_REQUESTS:
+            # Each costs memory, and with every response uvicorn reads on. An error would corrupt the response before.
+            self.transport.abort()
+            raise TooManyPipelined
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -326,6 +335,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
+        if self.transport.is_closing():
+            return
         if self._header_bytes > self.limits.header_bytes:
             self._reject(431)
         else:
