@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Literal, TypedDict
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
@@ -254,6 +254,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._lost = asyncio.Event()
+        self._unanswered = deque[RequestResponseCycle]()  # the request that is served, then the pipelined ones
         self._watchdog = StallWatchdog(transport, self.limits.stall_seconds, self._is_writing)
         self._evict_idle()
         self.idle[self] = None
@@ -266,6 +267,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._hang_up_check.cancel()
         self.idle.pop(self, None)
         super().connection_lost(exc)
+        # uvicorn tells only the newest request, which is not the one that is served if it was pipelined.
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
         self._lost.set()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
@@ -315,7 +320,10 @@ class BoundedProtocol(HttpToolsProtocol):
             # Each costs memory, and with every response uvicorn reads on. An error would corrupt the response before.
             self.transport.abort()
             raise TooManyPipelined
+        newest = self.cycle
         super().on_headers_complete()
+        if self.cycle is not newest:  # no upgrade to a WebSocket
+            self._unanswered.append(self.cycle)
 
     def on_message_complete(self) -> None:
         if not self._ignores_upgrade():
@@ -327,6 +335,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def on_response_complete(self) -> None:
+        self._unanswered.popleft()
         super().on_response_complete()
         # The response may still be in the transport's buffer, and no application waits for it to be sent.
         self._watchdog.start()

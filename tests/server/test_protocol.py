@@ -164,6 +164,19 @@ def test_a_client_that_pipelines_requests_without_limit_is_disconnected(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+def test_a_client_that_closes_with_pipelined_requests_is_noticed(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.standin.go_on.clear()
+    with server.connect() as line:
+        line.sendall(post("Closed early.") + post("Not begun."))
+        wait_until(lambda: "Closed early." in server.standin.begun)
+    wait_until(lambda: server.state.queue.in_flight == 0)
+    assert "Closed early." not in server.standin.spoken
+    assert "Not begun." not in server.standin.begun
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 def test_messages_are_not_compressed(server: Server) -> None:
     with server.live(compression="deflate") as live:
         assert live.protocol.extensions == []
