@@ -26,6 +26,7 @@ if sys.platform != "win32":
 
 CLOSING_SECONDS = 5.0
 CHECKS = 4  # checks per stall timeout
+UNREAD_BYTES = 1 << 20  # unsent bytes of a WebSocket above which pings are not answered
 FRAGMENT_OVERHEAD_BYTES = 128  # memory that a fragment of a WebSocket message needs besides its data
 HANG_UP_CHECK_SECONDS = 0.1
 UPGRADES = (b"upgrade", b"http2-settings")  # headers, and options of the Connection header
@@ -160,6 +161,12 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def handle_cont(self, event: Frame) -> None:
         self._add_fragment(event)
         super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        if self.transport.get_write_buffer_size() > UNREAD_BYTES:
+            self.conn.data_to_send()  # drops the answer: a client that only sends pings would fill the memory
+        else:
+            super().handle_ping()
 
     def send_receive_event_to_app(self) -> None:
         if not self.close_sent:  # otherwise the message is discarded

@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection
 from shoal.api.config import Limits
 from shoal.api.live.events import MAX_EVENT_BYTES
 from shoal.api.state import ServerState
-from shoal.server.protocol import PIPELINED_REQUESTS, BoundedWebSocket
+from shoal.server.protocol import PIPELINED_REQUESTS, UNREAD_BYTES, BoundedWebSocket
 from tests.server.standin import Standin, listening, state_with, wait_until
 from tests.websocket import connect
 
@@ -241,6 +241,48 @@ def handshake(*headers: str, path: str = "/v1/tts/live") -> bytes:
 
 
 KEY, VERSION = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", "Sec-WebSocket-Version: 13"
+
+
+def test_pings_of_a_client_that_reads_nothing_do_not_fill_the_memory(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sockets: list[BoundedWebSocket] = []
+    made = BoundedWebSocket.connection_made
+
+    def keep(protocol: BoundedWebSocket, transport: Any) -> None:
+        made(protocol, transport)
+        sockets.append(protocol)
+
+    monkeypatch.setattr(BoundedWebSocket, "connection_made", keep)
+    server.standin.go_on.clear()
+    ping, pong = Frame(Opcode.PING, b"x" * 125), Frame(Opcode.PONG, b"last").serialize(mask=False)
+    start = {"event": "start", "request": {"text": "Hello there. ", "format": "pcm"}}
+    with server.connect() as line:
+        line.sendall(handshake(KEY, VERSION))
+        assert line.recv(1024).startswith(b"HTTP/1.1 101 ")
+        for _ in range(120):  # 16 MB, more than the kernel buffers
+            line.sendall(ping.serialize(mask=True) * 1_000)
+        for event in (start, {"event": "flush"}):
+            line.sendall(Frame(Opcode.BINARY, ormsgpack.packb(event)).serialize(mask=True))
+        wait_until(lambda: server.state.queue.in_flight == 1)  # the server has read all pings
+        assert sockets[0].transport.get_write_buffer_size() < 2 * UNREAD_BYTES
+        line.setblocking(False)
+        wait_until(lambda: drained(line, sockets[0]))
+        line.settimeout(240)
+        line.sendall(Frame(Opcode.PING, b"last").serialize(mask=True))
+        received = b""
+        while not received.endswith(pong):
+            received = received[-len(pong) :] + line.recv(1 << 16)
+
+
+def drained(line: socket.socket, protocol: BoundedWebSocket) -> bool:
+    """Read what has arrived; return whether the server has nothing left to send."""
+    with contextlib.suppress(BlockingIOError):
+        while line.recv(1 << 20):
+            pass
+    return not protocol.transport.get_write_buffer_size()
+
+
 REFUSED = [
     handshake(),
     handshake(KEY),
