@@ -131,7 +131,12 @@ class WyomingConnection:
                 await self._handle(contexts, await self._read(contexts))
 
     async def write(self, message: Eventable) -> None:
-        """Send an event. Raises SlowReader when the client reads nothing for `stall_seconds`."""
+        """Send an event.
+
+        Raises SlowReader when the client reads nothing for `stall_seconds`, ConnectionResetError when it has gone.
+        """
+        if self.writer.is_closing():
+            raise ConnectionResetError  # uvloop would raise RuntimeError
         async with write_timeout(self.state.config.limits.stall_seconds):
             await async_write_event(message.event(), self.writer)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from shoal.api.config import KeyLimits, Limits, ServerConfig
 from shoal.api.state import ServerState
 from shoal.errors import InvalidRequest
 from shoal.server.run import bind, check_access
-from shoal.server.wyoming import WyomingServer
+from shoal.server.wyoming import WyomingConnection, WyomingServer
 from tests.server.conftest import free_port
 from tests.server.standin import Standin, state_with
 
@@ -76,6 +76,23 @@ def test_a_disconnect_cancels_the_request(tmp_path: Path) -> None:
         assert standin.spoken == []
 
     talk(tmp_path, conversation)
+
+
+def test_an_error_for_a_client_that_has_gone_is_dropped(tmp_path: Path) -> None:
+    uvloop = pytest.importorskip("uvloop", reason="other event loops raise OSError by themselves")
+
+    async def run() -> None:
+        state = state_with(Standin(), DEFAULTS, tmp_path)
+        async with serving(state) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            connection = WyomingConnection(state, reader, writer)
+            writer.transport.abort()
+            with suppress(OSError):
+                await writer.wait_closed()
+            with pytest.raises(ConnectionResetError):
+                await connection.write(Error("the queue is full"))
+
+    uvloop.run(run())
 
 
 def test_streamed_text_is_spoken_before_its_end(tmp_path: Path) -> None:
