@@ -4,6 +4,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
 from shoal.errors import ShoalError
 
 logger = logging.getLogger(__name__)
@@ -30,3 +32,12 @@ async def connection_errors(
     except* Exception:  # edge: the counterpart of HTTP 500
         logger.exception("%s: internal error", request_id)
         await fail_internally()
+
+
+def require_connected(socket: WebSocket) -> None:
+    """Raise WebSocketDisconnect if the client has gone.
+
+    After the first failed send Starlette raises RuntimeError, in the tasks that the task group has not cancelled yet.
+    """
+    if socket.application_state is WebSocketState.DISCONNECTED:
+        raise WebSocketDisconnect(1006)

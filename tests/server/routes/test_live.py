@@ -10,6 +10,7 @@ from typing import Any, cast
 import ormsgpack
 import pytest
 from fastapi import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocketState
 from websockets.sync.client import ClientConnection
 
 from shoal.api.config import KeyLimits, Limits, ServerConfig
@@ -244,6 +245,8 @@ def test_a_client_that_disconnects_frees_its_queue_place(server: Serving) -> Non
 
 class Unread:
     """A socket whose client reads nothing, and disconnects when `gone` is set."""
+
+    application_state = WebSocketState.CONNECTED
 
     def __init__(self, *events: dict[str, Any]) -> None:
         self._events = list(map(ormsgpack.packb, events))

@@ -39,7 +39,7 @@ from shoal.api.requests import SpeechJob, fallback_voices
 from shoal.api.state import ServerState
 from shoal.api.word_events import CharacterTimes
 from shoal.errors import InvalidRequest, ShoalError, VoiceNotFound
-from shoal.server.connection_errors import connection_errors
+from shoal.server.connection_errors import connection_errors, require_connected
 from shoal.server.error_responses import error_response
 from shoal.server.middleware.request_id import request_id
 from shoal.server.request_body import parse_body
@@ -160,6 +160,7 @@ class ElevenLabsSocket:
         """Return the next message. Raises InvalidRequest for a binary frame, IdleTimeout after `live_idle_seconds`."""
         try:
             async with contexts.idle.limit():
+                require_connected(self._socket)
                 return await self._socket.receive_text()
         except KeyError:
             raise InvalidRequest("send text frames of JSON, not binary frames") from None
@@ -291,6 +292,7 @@ class ElevenLabsSocket:
 
     async def _send(self, message: dict[str, Any]) -> None:
         """Send a message. Raises SlowReader when the client reads nothing for `stall_seconds`."""
+        require_connected(self._socket)
         async with write_timeout(self._state.config.limits.stall_seconds):
             await self._socket.send_text(json.dumps(message))
 

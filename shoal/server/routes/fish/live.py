@@ -28,7 +28,7 @@ from shoal.api.requests import fish_job
 from shoal.api.state import ServerState
 from shoal.api.word_events import FishAlignment
 from shoal.errors import InvalidRequest, ShoalError
-from shoal.server.connection_errors import connection_errors
+from shoal.server.connection_errors import connection_errors, require_connected
 from shoal.server.error_responses import error_response
 from shoal.server.middleware.request_id import request_id
 from shoal.server.request_body import parse_body
@@ -97,6 +97,7 @@ class FishSocket:
         """Return the next message. Raises InvalidRequest for a text frame, IdleTimeout after `live_idle_seconds`."""
         try:
             async with contexts.idle.limit():
+                require_connected(self._socket)
                 return await self._socket.receive_bytes()
         except KeyError:
             raise InvalidRequest("send binary frames of MessagePack, not text") from None
@@ -159,6 +160,7 @@ class FishSocket:
 
     async def _send(self, event: dict[str, Any]) -> None:
         """Send an event. Raises SlowReader when the client reads nothing for `stall_seconds`."""
+        require_connected(self._socket)
         async with write_timeout(self._state.config.limits.stall_seconds):
             await self._socket.send_bytes(ormsgpack.packb(event))
 
