@@ -172,10 +172,10 @@ class Folder:
             raise self.broken(DESCRIPTION, error) from error
 
     def codes(self, file: str) -> Codes | None:
-        """Return stored codes, memory-mapped, or None if the file is missing or invalid."""
+        """Return stored codes, or None if the file is missing or invalid."""
         try:
             with self._open(file) as opened:
-                return map_codes(opened)
+                return read_codes(opened)
         except (OSError, ValueError, OverflowError):
             return None
 
@@ -301,14 +301,17 @@ def write_codes(path: Path, codes: Codes) -> None:
         os.fsync(file.fileno())
 
 
-def map_codes(file: BinaryIO) -> Codes:
-    """Memory-map the codes [codebooks, frames] of a .npy file. Raises ValueError for any other content."""
-    # Not `np.load`: it maps paths only, which a link could replace, and its header parser accepts far more.
+def read_codes(file: BinaryIO) -> Codes:
+    """Return the codes [codebooks, frames] of a .npy file, read-only. Raises ValueError for any other content.
+
+    The file is not memory-mapped: a mapping holds a file descriptor for as long as the voice is cached, and a process
+    may often have only 1,024 of them. Codes take a few kilobytes.
+    """
+    # Not `np.load`: its header parser accepts far more.
     header = CODES_HEADER.fullmatch(file.read(CODES_HEADER_BYTES))
     if header is None:
         raise ValueError("not codes")
-    shape = int(header[1]), int(header[2])
-    return np.asarray(np.memmap(file, np.dtype("<i4"), "r", CODES_HEADER_BYTES, shape))
+    return np.frombuffer(file.read(), np.dtype("<i4")).reshape(int(header[1]), int(header[2]))
 
 
 def write_file(path: Path, content: bytes) -> None:

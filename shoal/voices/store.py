@@ -126,7 +126,7 @@ class VoiceStore:
             self._publish(workspace / "voice", name)
 
     def get(self, name: str, encoder: VoiceEncoder) -> Voice:
-        """Return a voice with memory-mapped codes. Recordings this codec has not encoded yet are encoded and stored.
+        """Return a voice with its codes. Recordings this codec has not encoded yet are encoded and stored.
 
         Raises VoiceNotFound, or BrokenVoice, which names the file.
         """
@@ -185,7 +185,7 @@ class VoiceStore:
                 raise _not_found(old) from None
 
     def delete(self, name: str) -> None:
-        """Delete a voice. Requests that use it continue, because its codes stay mapped.
+        """Delete a voice. Requests that use it continue, because its codes are in memory.
 
         Raises VoiceNotFound, or InvalidRequest for a built-in voice or a directory with other files.
         """
@@ -278,7 +278,7 @@ class VoiceStore:
         return encode_recording(decoded, encoder)
 
     def _store_codes(self, folder: Folder, file: str, codes: Codes) -> Codes:
-        """Store codes and return them memory-mapped. A failed write is logged; it only costs a later re-encoding."""
+        """Store codes and return the stored ones. A failed write is logged; it only costs a later re-encoding."""
         if folder.path.parent != self._directory:
             return codes
         try:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.voices.folder import SUFFIXES, audio_suffix, map_codes, open_folder, stems, write_codes
+from shoal.voices.folder import SUFFIXES, audio_suffix, open_folder, read_codes, stems, write_codes
 from shoal.voices.voice import DEFAULT_LIMITS, BrokenVoice
 
 
@@ -50,15 +50,15 @@ def test_every_suffix_that_is_given_is_found_again():
     assert {audio_suffix(b"", Path(f"a{suffix}")) for suffix in SUFFIXES} == set(SUFFIXES)
 
 
-def test_codes_are_memory_mapped_and_read_only(tmp_path):
+def test_codes_are_read_only_and_hold_no_file_open(tmp_path):
     codes = np.arange(20, dtype=np.int32).reshape(2, 10)
     write_codes(tmp_path / "codes", codes)
     with (tmp_path / "codes").open("rb") as file:
-        mapped = map_codes(file)
-    assert str(tmp_path / "codes") in Path("/proc/self/maps").read_text()
-    assert np.array_equal(mapped, codes)
-    assert isinstance(mapped.base, np.memmap)
-    assert not mapped.flags.writeable
+        read = read_codes(file)
+    assert str(tmp_path / "codes") not in Path("/proc/self/maps").read_text()
+    assert str(tmp_path / "codes") not in map(os.readlink, os.scandir("/proc/self/fd"))
+    assert np.array_equal(read, codes)
+    assert not read.flags.writeable
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_arrays_that_are_not_codes_are_refused(array):
     np.save(file, array)
     file.seek(0)
     with pytest.raises(ValueError, match="not codes"):
-        map_codes(file)
+        read_codes(file)
 
 
 @settings(deadline=None)
