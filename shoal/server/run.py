@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from pathlib import Path
@@ -26,12 +27,16 @@ from shoal.server.preflight import check_device
 from shoal.server.protocol import protocol_options
 from shoal.server.tracing import check_tracing
 
+if sys.platform != "win32":
+    import resource
+
 if TYPE_CHECKING:
     from shoal.server.wyoming import WyomingServer
 
 logger = logging.getLogger(__name__)
 
 DRAIN_CHECK_SECONDS = 0.05
+OTHER_FILES = 512  # open files of a process besides its connections
 LISTEN_BACKLOG = 512  # connections that the kernel queues before they are accepted
 
 
@@ -46,6 +51,7 @@ def serve(
     if config.tracing:
         check_tracing()
     check_model(source.model)
+    allow_open_files(config.limits.connections)
     check_device(source)
     with ExitStack() as listeners:
         listener = listeners.enter_context(closing(bind(config)))
@@ -108,6 +114,24 @@ def check_model(name: str) -> None:
     """Raise ModelNotFound for a model that is not installed. Its files are checked when the engine loads them."""
     if not name.startswith(RANDOM_PREFIX):
         find_directory(name)
+
+
+def allow_open_files(connections: int) -> None:
+    """Raise the limit of open files, by default often 1,024, to what this many connections need.
+
+    Above the limit connections are reset and no engine process can start. Child processes inherit it.
+    """
+    if sys.platform == "win32":
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        logger.warning("%d connections need %d open files, and the system allows %d", connections, wanted, allowed)
 
 
 def bind(config: ServerConfig) -> socket.socket:

@@ -2,9 +2,13 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from shoal.api.config import Limits
 from shoal.gc_pause import resume_full_gc
@@ -29,3 +33,16 @@ def test_the_collector_skips_what_exists_when_the_server_has_started(tmp_path: P
         assert asyncio.run(frozen()) > 10_000
     finally:
         resume_full_gc()
+
+
+@pytest.mark.parametrize(("soft", "hard", "allowed"), [(256, 4096, 612), (256, 300, 300), (2048, 4096, 2048)])
+def test_as_many_files_may_be_open_as_connections_need(soft: int, hard: int, allowed: int) -> None:
+    """In another process, because a hard limit cannot be raised again."""
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "from shoal.server.run import allow_open_files; allow_open_files(100)\n"
+        f"assert resource.getrlimit(resource.RLIMIT_NOFILE) == ({allowed}, {hard})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("the system allows 300" in done.stderr) == (hard == 300)
