@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import logging
+import queue
 import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -344,20 +346,21 @@ def test_a_client_that_disconnects_before_the_first_byte_cancels_the_request_at_
     assert (worker.in_flight, worker.healthy, worker.counts["failed"]) == (0, True, 0)
 
 
+def break_off(connection: ServerConnection) -> None:
+    connection.recv()
+    connection.socket.shutdown(socket.SHUT_RDWR)
+
+
 @contextlib.contextmanager
-def socket_worker(status: int | None) -> Iterator[str]:
-    """Ready server that refuses every WebSocket with `status`; None: accepts it and breaks the connection."""
+def socket_worker(answer: int | Callable[[ServerConnection], None]) -> Iterator[str]:
+    """Ready server that refuses every WebSocket with a status, or accepts it and calls a function."""
 
     def refuse(connection: ServerConnection, request: Handshake) -> Refusal | None:
         if request.path == "/ready":
             return connection.respond(200, "{}")
-        return None if status is None else connection.respond(status, "the reason")
+        return connection.respond(answer, "the reason") if isinstance(answer, int) else None
 
-    def break_off(connection: ServerConnection) -> None:
-        connection.recv()
-        connection.socket.shutdown(socket.SHUT_RDWR)
-
-    with serve(break_off, "127.0.0.1", 0, process_request=refuse) as server:
+    with serve(break_off if isinstance(answer, int) else answer, "127.0.0.1", 0, process_request=refuse) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
@@ -387,7 +390,7 @@ def test_the_refusal_of_a_socket_passes_through(status: int) -> None:
 
 
 def test_a_worker_lost_during_a_live_session_is_taken_out() -> None:
-    with socket_worker(None) as url, balanced(url) as client:
+    with socket_worker(break_off) as url, balanced(url) as client:
         with connect(live_url(client)) as session:
             session.send(b"")
             with pytest.raises(ConnectionClosed) as closed:
@@ -399,6 +402,25 @@ def test_a_worker_lost_during_a_live_session_is_taken_out() -> None:
     assert (closed.value.rcvd.code, lost["healthy"], lost["failed"]) == (1011, False, 1)
     assert refused.value.response.status_code == 503
     assert b"no worker is ready" in refused.value.response.body
+
+
+def test_a_client_that_disconnects_during_a_live_session_closes_it_at_the_worker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    codes: queue.Queue[int | None] = queue.Queue()
+
+    def note_code(connection: ServerConnection) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            connection.recv()
+        codes.put(connection.close_code)
+
+    with socket_worker(note_code) as url, balanced(url) as client:
+        with connect(live_url(client)) as session:
+            session.socket.shutdown(socket.SHUT_RDWR)  # without a close frame
+            assert codes.get(timeout=TIMEOUT_SECONDS) == 1001
+        (worker,) = client.get("/v1/workers").json()["workers"]
+    assert (worker["healthy"], worker["failed"]) == (True, 0)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_sockets_are_forwarded_to_the_target_as_the_client_wrote_it() -> None:

@@ -18,6 +18,7 @@ from shoal.server.error_responses import error_response
 from shoal.server.middleware.request_id import request_id
 
 FORWARDED = ("authorization", "xi-api-key", "model", "user-agent")
+NOT_SENT = (None, 1005, 1006)  # close codes that stand for a close frame without a code, or for none
 RETURNED = ("content-type", "retry-after", "www-authenticate", "x-model")
 
 
@@ -87,7 +88,8 @@ async def _to_worker(socket: WebSocket, upstream: ClientConnection) -> None:
         while True:
             message = await socket.receive()
             if message["type"] == "websocket.disconnect":
-                await upstream.close(message.get("code") or 1000)
+                code = message.get("code")
+                await upstream.close(1001 if code in NOT_SENT else code)
                 return
             content = message.get("bytes")
             await upstream.send(message["text"] if content is None else content)
@@ -103,5 +105,5 @@ async def _to_client(socket: WebSocket, upstream: ClientConnection, worker: Work
             if problem.rcvd is None:
                 worker.mark("connection failed during a WebSocket session")
                 worker.counts["failed"] += 1
-        code = upstream.close_code if upstream.close_code not in (None, 1005, 1006) else 1011
-        await socket.close(code if code is not None else 1011, upstream.close_reason or "")
+        code = upstream.close_code
+        await socket.close(1011 if code is None or code in NOT_SENT else code, upstream.close_reason or "")
