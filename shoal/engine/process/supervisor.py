@@ -465,8 +465,15 @@ class Supervisor:
             self.activity = "awake"  # not ready until an attempt of `_restart` succeeds
             logger.error("engine process cannot start: %s", error)
             # The cause may name files of this machine, so it is logged and not sent to clients.
-            self._fail_all(EngineStopped("the engine cannot start at the moment; try again later"))
+            self._fail_queued(EngineStopped("the engine cannot start at the moment; try again later"))
             time.sleep(min(0.1 * 2**self._failures, self.config.longest_pause))
+
+    def _fail_queued(self, error: ShoalError) -> None:
+        """Fail the jobs that wait for an engine process. Retiring ones finish theirs."""
+        with self._lock:
+            jobs, self._queued = self._queued, []
+        for job in jobs:
+            job.deliver(Failed(error))
 
     def _fail_all(self, error: ShoalError) -> None:
         with self._lock:

@@ -226,6 +226,36 @@ def test_clients_do_not_see_why_an_engine_does_not_restart(tmp_path: Path) -> No
         supervisor.close()
 
 
+@pytest.mark.usefixtures("forked_engines")
+def test_an_engine_that_does_not_restart_cuts_no_stream_of_a_retiring_one(tmp_path: Path) -> None:
+    """As when a reload leaves too little memory for another engine until the previous one has drained."""
+    model = tmp_path / "model"
+    save_random(model, random_checkpoint("tiny"))
+    source = replace(SOURCE, model=str(model), config=EngineConfig(slots=4))
+    supervisor = Supervisor(source)
+    supervisor.start()
+
+    async def reload_and_crash() -> AudioChunk:
+        retiring = supervisor.process_id
+        assert retiring is not None
+        os.kill(retiring, signal.SIGSTOP)
+        chunks = supervisor.speak(short(2))
+        await asyncio.to_thread(supervisor.reload, source)
+        shutil.rmtree(model)
+        assert supervisor.process_id not in (None, retiring)
+        os.kill(supervisor.process_id, signal.SIGKILL)
+        wait_until(lambda: not supervisor.ready)
+        with pytest.raises(EngineStopped, match="try again later"):
+            await collect(supervisor, short(1))
+        os.kill(retiring, signal.SIGCONT)
+        return await drain(chunks)
+
+    try:
+        assert asyncio.run(reload_and_crash()).finish is FinishReason.LENGTH
+    finally:
+        supervisor.close()
+
+
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 def test_signals_to_the_process_group_do_not_interrupt_requests(supervisor: Supervisor, sent: signal.Signals) -> None:
     async def interrupted() -> list[AudioChunk]:
