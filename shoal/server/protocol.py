@@ -351,11 +351,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
-        if self.transport.is_closing():
-            return
-        if self._header_bytes > self.limits.header_bytes:
+        if self._header_bytes > self.limits.header_bytes or self._is_responding():
             self._reject(431)
-        else:
+        elif not self.transport.is_closing():
             super().send_400_response(msg)
 
     def _ignores_upgrade(self) -> bool:
@@ -421,8 +419,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _reject(self, status: int) -> None:
         if not self.transport.is_closing():
-            self.transport.write(STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n")
+            if not self._is_responding():
+                self.transport.write(STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n")
             self.transport.close()
+
+    def _is_responding(self) -> bool:
+        """Return whether a response is incomplete: the client would take an error for a part of it."""
+        return bool(self._unanswered) and self._unanswered[0].response_started
 
     async def _close(self, immediately: bool) -> None:
         await close_transport(self.transport, self._lost, immediately)

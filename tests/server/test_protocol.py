@@ -177,6 +177,21 @@ def test_a_client_that_closes_with_pipelined_requests_is_noticed(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+def test_data_that_is_not_http_ends_a_response_and_is_no_part_of_it(server: Server) -> None:
+    server.standin.go_on.clear()
+    body = b'{"text": "Cut off.", "format": "pcm", "streaming": true}'
+    head = f"POST /v1/tts HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with server.connect() as line:
+        line.sendall(head.encode() + b"\r\n\r\n" + body)
+        received = line.recv(1 << 16)
+        assert received.startswith(b"HTTP/1.1 200 ")
+        line.sendall(b"\xff\xff\r\n\r\n")
+        received += read_all(line)
+    assert b"HTTP/1.1 4" not in received
+    assert not received.endswith(b"0\r\n\r\n")  # so that the client sees that audio is missing
+    wait_until(lambda: server.state.queue.in_flight == 0)
+
+
 def test_messages_are_not_compressed(server: Server) -> None:
     with server.live(compression="deflate") as live:
         assert live.protocol.extensions == []
