@@ -25,6 +25,7 @@ from websockets.http11 import Request as Handshake
 from websockets.http11 import Response as Refusal
 from websockets.sync.server import ServerConnection, serve
 
+from shoal.api.config import Limits
 from shoal.api.exceptions import ClientDisconnected
 from shoal.cluster.balancer.app import BalancerServer, create_balancer
 from shoal.cluster.balancer.config import BalancerConfig, WorkerAddress, parse_candidate, parse_weights, parse_workers
@@ -32,6 +33,14 @@ from shoal.cluster.balancer.proxy import Proxy, path_and_query
 from shoal.cluster.balancer.workers import WeightedShares, WorkerPool
 from shoal.errors import InvalidRequest
 from tests.server.conftest import ROOT, Serving, command, free_port, samples_of, start, surroundings
+from tests.server.standin import listening, state_with
+from tests.server.test_slow_readers import (
+    ask_for_a_live_session,
+    ask_for_a_whole_answer,
+    is_connected,
+    slow_line,
+    talker,
+)
 from tests.waiting import TIMEOUT_SECONDS, wait_until
 from tests.websocket import connect
 
@@ -421,6 +430,19 @@ def test_a_client_that_disconnects_during_a_live_session_closes_it_at_the_worker
         (worker,) = client.get("/v1/workers").json()["workers"]
     assert (worker["healthy"], worker["failed"]) == (True, 0)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_client_that_reads_nothing_is_disconnected(live: bool, tmp_path: Path) -> None:
+    """Otherwise it would keep a connection, and a request at the worker, for as long as it likes."""
+    state, limits = state_with(talker(), Limits(), tmp_path), Limits(stall_seconds=0.3)
+    with listening(state) as port, balanced(f"http://127.0.0.1:{port}", limits=limits) as client:
+        with slow_line(client.base_url.port or 0) as line:
+            ask_for_a_live_session(line) if live else ask_for_a_whole_answer(line)
+            wait_until(lambda: not is_connected(line))
+        wait_until(lambda: client.get("/v1/workers").json()["workers"][0]["in_flight"] == 0)
+        (worker,) = client.get("/v1/workers").json()["workers"]
+    assert (worker["healthy"], worker["failed"]) == (True, 0)
 
 
 def test_sockets_are_forwarded_to_the_target_as_the_client_wrote_it() -> None:

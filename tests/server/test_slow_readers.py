@@ -89,16 +89,20 @@ def frame(**event: Any) -> bytes:
     return Frame(Opcode.BINARY, ormsgpack.packb(event)).serialize(mask=True)
 
 
-def test_a_live_session_that_is_not_read_is_closed(tmp_path: Path) -> None:
-    state = state_with(talker(), Limits(stall_seconds=0.3), tmp_path)
+def ask_for_a_live_session(line: socket.socket) -> None:
     upgrade = (
         b"GET /v1/tts/live HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + base64.b64encode(bytes(16)) + b"\r\n\r\n"
     )
+    line.sendall(upgrade)
+    assert line.recv(12) == b"HTTP/1.1 101"
+    line.sendall(frame(event="start", request={"text": "Hello there.", "format": "wav"}) + frame(event="flush"))
+
+
+def test_a_live_session_that_is_not_read_is_closed(tmp_path: Path) -> None:
+    state = state_with(talker(), Limits(stall_seconds=0.3), tmp_path)
     with listening(state) as port, slow_line(port) as line:
-        line.sendall(upgrade)
-        assert line.recv(12) == b"HTTP/1.1 101"
-        line.sendall(frame(event="start", request={"text": "Hello there.", "format": "wav"}) + frame(event="flush"))
+        ask_for_a_live_session(line)
         wait_until(lambda: state.queue.in_flight == 1)
         wait_until(lambda: not is_connected(line))
         wait_until(lambda: state.queue.in_flight == 0)

@@ -12,18 +12,18 @@ import httpx
 import ormsgpack
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from shoal.api.accounting import cancel_on_disconnect
 from shoal.api.admission import BodyBudget
 from shoal.api.bodies.parsing import JSON, MSGPACK
-from shoal.api.exceptions import NotReady
+from shoal.api.exceptions import NotReady, SlowReader
 from shoal.cluster.balancer.comparison import Answer, Comparison, CopiedRequest
 from shoal.cluster.balancer.config import BalancerConfig
 from shoal.cluster.balancer.workers import RequestTimer, Worker, WorkerPool
 from shoal.errors import EngineStopped
 from shoal.server.request_body import INLINE_BYTES, media_type, read_body
-from shoal.server.streaming_response import close_connection, wait_for_disconnect
+from shoal.server.streaming_response import close_connection, wait_for_disconnect, write_timeout
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,8 @@ class Proxy:
                     body_chunks, answer, response.status_code, copied_request(request, body)
                 )
             headers = _returned(response.headers, worker)
-            return RelayedResponse(body_chunks, response.status_code, headers, held=stack.pop_all())
+            stall_seconds = self._config.limits.stall_seconds
+            return RelayedResponse(body_chunks, response.status_code, headers, stall_seconds, held=stack.pop_all())
 
     def _lost(self, request: Request, worker: Worker, problem: httpx.TransportError) -> None:
         """Mark the worker unhealthy until its next health check. Raises EngineStopped if a retry is not safe."""
@@ -112,17 +113,33 @@ class Proxy:
 
 
 class RelayedResponse(StreamingResponse):
-    """Streamed response that holds the worker's connection until it is sent or the client disconnects."""
+    """Streamed response that holds the worker's connection until it is sent or the client disconnects.
+
+    A client that reads nothing for `stall_seconds` is disconnected.
+    """
 
     def __init__(
-        self, content: AsyncIterator[bytes], status: int, headers: dict[str, str], *, held: AsyncExitStack
+        self,
+        content: AsyncIterator[bytes],
+        status: int,
+        headers: dict[str, str],
+        stall_seconds: float,
+        *,
+        held: AsyncExitStack,
     ) -> None:
         super().__init__(content, status, headers)
-        self._held = held
+        self._stall_seconds, self._held = stall_seconds, held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with write_timeout(self._stall_seconds):
+                await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_in_time)
+        except SlowReader as problem:
+            logger.warning("response aborted: %s", problem)
+            await close_connection(scope, immediately=True)
         finally:
             await self._held.aclose()
 

@@ -1,6 +1,7 @@
 """Forward WebSockets to a worker: messages in both directions until either side closes."""
 
 import asyncio
+import logging
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -10,12 +11,15 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.http11 import Response as Refusal
 
-from shoal.api.exceptions import NotReady
+from shoal.api.exceptions import NotReady, SlowReader
 from shoal.cluster.balancer.config import RETRY_SECONDS, BalancerConfig
 from shoal.cluster.balancer.proxy import RETRIED_STATUSES, path_and_query
 from shoal.cluster.balancer.workers import Worker, WorkerPool
 from shoal.server.error_responses import error_response
 from shoal.server.middleware.request_id import request_id
+from shoal.server.streaming_response import close_connection, write_timeout
+
+logger = logging.getLogger(__name__)
 
 FORWARDED = ("authorization", "xi-api-key", "model", "user-agent")
 NOT_SENT = (None, 1005, 1006)  # close codes that stand for a close frame without a code, or for none
@@ -40,7 +44,7 @@ async def forward_socket(socket: WebSocket, config: BalancerConfig, pool: Worker
                 worker.counts["failed"] += 1
                 continue
             async with upstream:
-                await _relay(socket, upstream, worker)
+                await _relay(socket, upstream, worker, config.limits.stall_seconds)
             return
     refusal = NotReady("no worker is ready; /v1/workers says why")
     await socket.send_denial_response(error_response(socket.url.path, refusal, RETRY_SECONDS))
@@ -72,12 +76,12 @@ async def _connect(socket: WebSocket, worker: Worker, config: BalancerConfig) ->
     )
 
 
-async def _relay(socket: WebSocket, upstream: ClientConnection, worker: Worker) -> None:
+async def _relay(socket: WebSocket, upstream: ClientConnection, worker: Worker, stall_seconds: float) -> None:
     answer = upstream.response
     headers = {} if answer is None else _returned(answer, worker)
     await socket.accept(upstream.subprotocol, [(name.encode(), value.encode()) for name, value in headers.items()])
     async with asyncio.TaskGroup() as tasks:
-        to_client = tasks.create_task(_to_client(socket, upstream, worker))
+        to_client = tasks.create_task(_to_client(socket, upstream, worker, stall_seconds))
         to_worker = tasks.create_task(_to_worker(socket, upstream))
         to_client.add_done_callback(lambda _: to_worker.cancel())
         to_worker.add_done_callback(lambda _: to_client.cancel())
@@ -95,12 +99,17 @@ async def _to_worker(socket: WebSocket, upstream: ClientConnection) -> None:
             await upstream.send(message["text"] if content is None else content)
 
 
-async def _to_client(socket: WebSocket, upstream: ClientConnection, worker: Worker) -> None:
-    """Forward the worker's messages, then its close code."""
+async def _to_client(socket: WebSocket, upstream: ClientConnection, worker: Worker, stall_seconds: float) -> None:
+    """Forward the worker's messages, then its close code. Disconnect a client that reads none for `stall_seconds`."""
     with suppress(WebSocketDisconnect, RuntimeError):  # RuntimeError: starlette, after the client has closed
         try:
             async for message in upstream:
-                await (socket.send_text(message) if isinstance(message, str) else socket.send_bytes(message))
+                async with write_timeout(stall_seconds):
+                    await (socket.send_text(message) if isinstance(message, str) else socket.send_bytes(message))
+        except SlowReader as problem:
+            logger.warning("socket closed: %s", problem)
+            await close_connection(socket.scope, immediately=True)
+            return
         except ConnectionClosed as problem:
             if problem.rcvd is None:
                 worker.mark("connection failed during a WebSocket session")
