@@ -46,6 +46,7 @@ CODES_HEADER = re.compile(
     rb"\x93NUMPY\x01\x00v\x00{'descr': '<i4', 'fortran_order': False, 'shape': \(([1-9]\d*), ([1-9]\d*)\), } *\n"
 )
 CODES_HEADER_BYTES = 128
+MAX_CODES_BYTES = 16 << 20  # five hours of ten codebooks
 
 # (offset, magic bytes, suffix)
 MAGIC_BYTES = (
@@ -311,7 +312,12 @@ def read_codes(file: BinaryIO) -> Codes:
     header = CODES_HEADER.fullmatch(file.read(CODES_HEADER_BYTES))
     if header is None:
         raise ValueError("not codes")
-    return np.frombuffer(file.read(), np.dtype("<i4")).reshape(int(header[1]), int(header[2]))
+    shape = int(header[1]), int(header[2])
+    size = shape[0] * shape[1] * 4
+    content = file.read(size + 1) if size <= MAX_CODES_BYTES else b""
+    if len(content) != size:
+        raise ValueError(f"not codes {shape}")
+    return np.frombuffer(content, np.dtype("<i4")).reshape(shape)
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -73,6 +73,14 @@ def test_arrays_that_are_not_codes_are_refused(array):
         read_codes(file)
 
 
+@pytest.mark.parametrize("frames", [9, 11, 10**6, 10**30])
+def test_codes_of_another_length_than_their_header_says_are_refused(frames):
+    header = f"{{'descr': '<i4', 'fortran_order': False, 'shape': (2, {frames}), }}".ljust(117) + "\n"
+    file = io.BytesIO(b"\x93NUMPY\x01\x00v\x00" + header.encode() + bytes(2 * 10 * 4))
+    with pytest.raises(ValueError, match=f"not codes.*{frames}"):
+        read_codes(file)
+
+
 @settings(deadline=None)
 @given(st.integers(0, 200), st.binary(max_size=8))
 def test_damaged_codes_are_ignored(tmp_path_factory, cut, junk):
