@@ -84,21 +84,8 @@ class EngineCore:
             policy=admission_policy(config.policy, config.batch_size, config.batch_seconds),
             clock=clock,
         )
-        head = Head(model.slow)
-        alignment = checkpoint.profile.alignment
-        heads = () if alignment is None else alignment.heads
-        tables = self.scheduler.tables
-        eager = EagerRunner(model, head, kv, tables, config.slots, heads, record_weights=record_weights)
         first = parse_backend(config.backend)
-        self.runner = FallbackRunner(
-            eager,
-            head,
-            first=first,
-            buckets=config.buckets,
-            token_budget=config.token_budget,
-            isa=config.cpu_isa,
-            clock=clock,
-        )
+        self.runner = self._build_runner(kv, first, record_weights=record_weights)
         self.health = DeviceHealth(self.runner, kv, self.scheduler.tables, model.config)
         self.audio_decoder = AudioDecoder(
             checkpoint.codec,
@@ -113,6 +100,20 @@ class EngineCore:
         self.tracker = RequestTracker(self.scheduler, self.audio_decoder, model.config, config, clock)
         self._suspects: deque[tuple[Sequence, int]] = deque()  # each with its length when the step failed
         self._out_of_memory = False  # whether the last failed step ran out of memory
+
+    def _build_runner(self, kv: PagedKV, first: Backend | None, *, record_weights: bool) -> FallbackRunner:
+        model, config, alignment = self.checkpoint.model, self.config, self.checkpoint.profile.alignment
+        head, tables = Head(model.slow), self.scheduler.tables
+        heads = () if alignment is None else alignment.heads
+        return FallbackRunner(
+            EagerRunner(model, head, kv, tables, config.slots, heads, record_weights=record_weights),
+            head,
+            first=first,
+            buckets=config.buckets,
+            token_budget=config.token_budget,
+            isa=config.cpu_isa,
+            clock=self.clock,
+        )
 
     @property
     def idle(self) -> bool:

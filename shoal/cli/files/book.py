@@ -134,8 +134,7 @@ def book(
         raise InvalidRequest("no output: give a file or folder with -o, or list the chapters with --list")
     target = parse_target(output, format, bitrate)
     extras = Extras(None if subtitles is None else parse_subtitles(subtitles, target), epub)
-    for written in (output, epub, extras.subtitles.path if extras.subtitles else None):
-        refuse_overwriting(written, source, cover)
+    refuse_overwriting((output, epub, extras.subtitles.path if extras.subtitles else None), source, cover)
     job = BookJob(content, target, work or target.work, settings, BookProgress(shown=not quiet), extras)
     job.make(_narration(settings, voice, quotes_voice), only, redo or [], seed, skip_failed=skip_failed)
     job.progress.report(job.written, json=json)

@@ -81,8 +81,8 @@ def say(
         return
     check_output(output, format, json=json)
     check_subtitles(subtitles)
-    for written in (output, subtitles):
-        refuse_overwriting(written, file, None if voice is None or transcript is None else Path(voice))
+    recording = Path(voice) if voice is not None and transcript is not None else None
+    refuse_overwriting((output, subtitles), file, recording)
     _check_speaker(speaker, engine.model)
     prosody.check()
     sinks = AudioSinks(output, format, _player(play or output is None), prosody, subtitles)
