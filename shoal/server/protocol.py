@@ -31,7 +31,7 @@ FRAGMENT_OVERHEAD_BYTES = 128  # memory that a fragment of a WebSocket message n
 HANG_UP_CHECK_SECONDS = 0.1
 UPGRADES = (b"upgrade", b"http2-settings")  # headers, and options of the Connection header
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-PIPELINED_REQUESTS = 16  # that may wait for the response to an earlier request of their connection
+MAX_PIPELINED = 16  # requests that may wait for the response to an earlier request of their connection
 
 
 class HeadersTooLarge(Exception):
@@ -274,7 +274,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._hang_up_check.cancel()
         self.idle.pop(self, None)
         super().connection_lost(exc)
-        # uvicorn tells only the newest request, which is not the one that is served if it was pipelined.
+        # uvicorn informs only the newest request. If that was pipelined, another one is being served.
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -323,8 +323,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._cancel_deadline()
         self.idle.pop(self, None)
-        if len(self.pipeline) >= PIPELINED_REQUESTS:
-            # Each costs memory, and with every response uvicorn reads on. An error would corrupt the response before.
+        if len(self.pipeline) >= MAX_PIPELINED:
+            # uvicorn keeps them in memory, and reads more after every response. An error response is not possible: the
+            # client would take it for the response to an earlier request.
             self.transport.abort()
             raise TooManyPipelined
         newest = self.cycle
@@ -351,8 +352,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.idle[self] = None
 
     def send_400_response(self, msg: str) -> None:
-        if self._header_bytes > self.limits.header_bytes or self._is_responding():
+        if self._header_bytes > self.limits.header_bytes:
             self._reject(431)
+        elif self._is_responding():
+            self.transport.close()
         elif not self.transport.is_closing():
             super().send_400_response(msg)
 
@@ -418,13 +421,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _reject(self, status: int) -> None:
+        """Close the connection, with an empty response of this status unless another one is in progress."""
         if not self.transport.is_closing():
             if not self._is_responding():
                 self.transport.write(STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n")
             self.transport.close()
 
     def _is_responding(self) -> bool:
-        """Return whether a response is incomplete: the client would take an error for a part of it."""
+        """Return whether a response is in progress: the client would read an error response as a part of it."""
         return bool(self._unanswered) and self._unanswered[0].response_started
 
     async def _close(self, immediately: bool) -> None:

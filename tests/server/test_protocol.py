@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection
 from shoal.api.config import Limits
 from shoal.api.live.events import MAX_EVENT_BYTES
 from shoal.api.state import ServerState
-from shoal.server.protocol import PIPELINED_REQUESTS, UNREAD_BYTES, BoundedWebSocket
+from shoal.server.protocol import MAX_PIPELINED, UNREAD_BYTES, BoundedWebSocket
 from tests.server.standin import Standin, listening, state_with, wait_until
 from tests.websocket import connect
 
@@ -143,11 +143,11 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 def test_some_pipelined_requests_are_answered_in_order(server: Server) -> None:
     last = HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     with server.connect() as line:
-        line.sendall(post("First.") + HEALTH * (PIPELINED_REQUESTS - 1) + last)
+        line.sendall(post("First.") + HEALTH * (MAX_PIPELINED - 1) + last)
         answers = read_all(line)
     assert answers.startswith(b"HTTP/1.1 200 ")
-    assert answers.count(b"HTTP/1.1 200 ") == PIPELINED_REQUESTS + 1
-    assert answers.count(b'{"status":"ok"') == PIPELINED_REQUESTS
+    assert answers.count(b"HTTP/1.1 200 ") == MAX_PIPELINED + 1
+    assert answers.count(b'{"status":"ok"') == MAX_PIPELINED
 
 
 def test_a_client_that_pipelines_requests_without_limit_is_disconnected(
@@ -158,7 +158,7 @@ def test_a_client_that_pipelines_requests_without_limit_is_disconnected(
     with server.connect() as line:
         line.sendall(post("First."))
         wait_until(lambda: server.state.queue.in_flight == 1)
-        line.sendall(HEALTH * (PIPELINED_REQUESTS + 1))
+        line.sendall(HEALTH * (MAX_PIPELINED + 1))
         with contextlib.suppress(ConnectionResetError):
             read_all(line)  # returns when the server has closed the connection
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
