@@ -477,9 +477,8 @@ class Supervisor:
 
     def _fail_all(self, error: ShoalError) -> None:
         with self._lock:
-            jobs, self._queued = self._queued, []
             for process in (self._current, *self._retiring):
                 if process is not None:
-                    jobs, process.jobs = [*jobs, *process.jobs.values()], {}
-        for job in jobs:
-            job.deliver(Failed(error))
+                    self._queued += process.jobs.values()
+                    process.jobs = {}
+        self._fail_queued(error)
