@@ -70,7 +70,6 @@ def silence(counts: list[int], ready: float) -> list[np.ndarray]:
 def emulate_device(times: DeviceTimes, frames: int) -> None:
     """Replace model and codec of this process by waits of their duration; the model stops after `frames` frames."""
     import shoal.checkpoint.random as random
-    from shoal.engine.execution.fallback import FallbackRunner
     from shoal.engine.execution.runner import EagerRunner
     from shoal.engine.output.audio_decoder import AudioDecoder, Fetch
     from shoal.engine.scheduling.scheduler import Batch, StepOutput
@@ -105,17 +104,24 @@ def emulate_device(times: DeviceTimes, frames: int) -> None:
         seconds = min(CODEC_SECONDS + CODEC_FRAME_SECONDS * sum(counts), times.of_step(len(slots), 0))
         return partial(silence, counts, time.perf_counter() + seconds)
 
+    EagerRunner.launch = launch  # type: ignore[method-assign, assignment]
+    AudioDecoder._run = decode  # type: ignore[method-assign]
+    # As with graphs: audio is collected in the next step, and has the same bits in chunks of any size.
+    AudioDecoder.overlap = property(lambda _: True, lambda _, value: None)  # type: ignore[method-assign, assignment]
+    AudioDecoder.exact_chunks = True  # type: ignore[method-assign, assignment]
+    emulate_times(times)
+
+
+def emulate_times(times: DeviceTimes) -> None:
+    """Replace what the runner measures at start on a GPU."""
+    from shoal.engine.execution.fallback import FallbackRunner
+
     built = FallbackRunner.__init__
 
     def build(runner: FallbackRunner, *args: object, **options: object) -> None:
         built(runner, *args, **options)  # type: ignore[arg-type]
         runner.lag = runner.runner.lag = 1  # as on a GPU
 
-    EagerRunner.launch = launch  # type: ignore[method-assign, assignment]
-    AudioDecoder._run = decode  # type: ignore[method-assign]
-    # As with graphs: audio is collected in the next step, and has the same bits in chunks of any size.
-    AudioDecoder.overlap = property(lambda _: True, lambda _, value: None)  # type: ignore[method-assign, assignment]
-    AudioDecoder.exact_chunks = True  # type: ignore[method-assign, assignment]
     FallbackRunner.__init__ = build  # type: ignore[method-assign]
     FallbackRunner.frame_seconds = property(lambda runner: times.of_frame(len(runner._eager.tables)))  # type: ignore[method-assign, assignment]
     FallbackRunner.token_budget = property(lambda _: times.token_budget)  # type: ignore[method-assign, assignment]
