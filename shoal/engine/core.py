@@ -188,8 +188,8 @@ class EngineCore:
         # Read at every step: the backend may have changed since the last one.
         self.scheduler.token_budget = budget = self.runner.token_budget
         frame_rate = self.checkpoint.codec.config.frame_rate
-        tokens = burst_tokens(frame_rate, budget, self.runner.token_seconds)
-        self.scheduler.burst_tokens = min(tokens, self.config.token_budget or tokens)
+        seconds, limit = self.runner.token_seconds, self.config.token_budget
+        self.scheduler.burst_tokens = burst_tokens(frame_rate, budget, seconds, limit)
         self.audio_decoder.first_frames = self.config.first_chunk_frames or self._default_first_chunk()
         suspect = self._suspect()
         if suspect is not None and suspect.slot < 0 and not self.scheduler.has_free_slot:

@@ -77,9 +77,9 @@ class FallbackRunner:
     @property
     def token_budget(self) -> int:
         """Return the maximum prompt tokens of a step: as set, or what the current backend computes in a few ms."""
-        launcher = self.runner.launcher
         if self._token_budget is not None:
             return self._token_budget
+        launcher = self.runner.launcher
         return launcher.token_budget if isinstance(launcher, FusedRunner) else DEFAULT_TOKEN_BUDGET
 
     @property

@@ -96,16 +96,18 @@ MIN_PREFILL_PER_DECODE = 2
 BUDGET_PER_DECODE = 256
 
 
-def burst_tokens(frame_rate: float, token_budget: int, token_seconds: float) -> int:
+def burst_tokens(frame_rate: float, token_budget: int, token_seconds: float, limit: int | None = None) -> int:
     """Return the maximum prompt tokens of a prefill-only step: as many as the device computes in FRAME_PAUSE frames.
 
-    0 disables such steps: where prefill is too slow, running streams would underrun.
+    0 disables such steps: where prefill is too slow, running streams would underrun. `limit` is the token budget that
+    the operator has set; None: it was measured.
     """
     if not 0 < token_budget * token_seconds <= MAX_PAUSING_PREFILL_SECONDS:
         return 0
     tokens = FRAME_PAUSE / frame_rate / token_seconds
     # Rounded to multiples of the default budget, the size of the largest regular prompt graph.
-    return max(token_budget, round(tokens / DEFAULT_TOKEN_BUDGET) * DEFAULT_TOKEN_BUDGET)
+    rounded = round(tokens / DEFAULT_TOKEN_BUDGET) * DEFAULT_TOKEN_BUDGET
+    return limit or max(token_budget, rounded)
 
 
 def _prompt_tokens(sequence: Sequence) -> int:

@@ -80,14 +80,13 @@ class SimulatedServer:
         self.requests: dict[int, SimulatedRequest] = {}
         self._in_flight: StepOutput | None = None
         budget = config.token_budget or DEFAULT_TOKEN_BUDGET
-        burst = burst_tokens(fleet.costs.frame_rate, budget, fleet.costs.token)
         self.scheduler = Scheduler(
             BlockPool(fleet.blocks, config.block_size, caching=config.prefix_cache),
             slots=config.slots,
             token_budget=budget,
             stop_id=STOP_ID,
             max_tokens=fleet.max_tokens,
-            burst_tokens=min(burst, config.token_budget or burst),
+            burst_tokens=burst_tokens(fleet.costs.frame_rate, budget, fleet.costs.token, config.token_budget),
             clock=lambda: self._now,
         )
 

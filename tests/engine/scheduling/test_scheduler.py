@@ -402,6 +402,19 @@ def pausing(budget: int = 8) -> Scheduler:
     return Scheduler(pool, slots=8, token_budget=budget, stop_id=-1, max_tokens=MAX_LENGTH, burst_tokens=16)
 
 
+def planned_steps(
+    line: Scheduler, device: CheckingDevice, steps: int
+) -> list[tuple[list[tuple[int, int, int]], list[int]]]:
+    """Run steps; return the spans of prompts and the ids of the sequences that sample a frame, of each."""
+    planned = []
+    for _ in range(steps):
+        batch = line.plan()
+        planned.append((spans(batch), [each.id for each, _ in batch.sampled()]))
+        device.launch(batch)
+        line.commit(device.collect())
+    return planned
+
+
 def test_frames_wait_for_the_prompts_of_a_burst_at_every_other_step() -> None:
     line = pausing()
     device = CheckingDevice(line)
@@ -409,13 +422,7 @@ def test_frames_wait_for_the_prompts_of_a_burst_at_every_other_step() -> None:
     drew(device, steps=2)
     for id in range(1, 5):
         line.add(sequence(id, tokens=9, frames=30))
-    planned = []
-    for _ in range(5):
-        batch = line.plan()
-        planned.append((spans(batch), [each.id for each, _ in batch.sampled()]))
-        device.launch(batch)
-        line.commit(device.collect())
-    assert planned == [
+    assert planned_steps(line, device, 5) == [
         ([(1, 0, 8), (2, 0, 8)], []),  # 32 tokens wait, the last ones of the prompts not counted
         ([(1, 8, 9), (2, 8, 9), (3, 0, 6)], [1, 2, 0]),  # a step with frames computes 8
         ([(3, 6, 8), (4, 0, 8)], []),
@@ -431,13 +438,7 @@ def test_a_step_after_a_prefill_only_one_keeps_to_the_token_budget_beside_many_d
         line.add(sequence(id, tokens=1, frames=30))
     drew(device, steps=3)
     line.add(sequence(3, tokens=40))
-    planned = []
-    for _ in range(2):
-        batch = line.plan()
-        planned.append((spans(batch), len(batch.sampled())))
-        device.launch(batch)
-        line.commit(device.collect())
-    assert planned == [([(3, 0, 16)], 0), ([(3, 16, 17)], 3)]
+    assert planned_steps(line, device, 2) == [([(3, 0, 16)], []), ([(3, 16, 17)], [0, 1, 2])]
 
 
 def test_prompts_that_a_step_can_compute_delay_no_frame() -> None:
