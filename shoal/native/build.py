@@ -73,14 +73,20 @@ def find_compiler() -> str | None:
     return next((path for name in (os.environ.get("CXX"), *COMPILERS) if name and (path := shutil.which(name))), None)
 
 
+def require_compiler() -> str:
+    """Return the C++ compiler. Raises BuildFailed without one."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise BuildFailed("no C++ compiler found: install g++ or clang++, or set CXX")
+    return compiler
+
+
 def compile_library(target: Path, machine: str | None = None) -> None:
     """Compile the library and rename it to `target` when it is complete. Raises BuildFailed or OSError.
 
     CXX has to name a cross compiler for another `machine` than this one.
     """
-    compiler = find_compiler()
-    if compiler is None:
-        raise BuildFailed("no C++ compiler found: install g++ or clang++, or set CXX")
+    compiler = require_compiler()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".build-") as name:
         folder = Path(name)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shoal.config import CpuIsa
 from shoal.errors import CheckpointError
-from shoal.native.build import BUNDLED, BuildFailed, compile_library, library_name
+from shoal.native.build import BUNDLED, BuildFailed, compile_library, library_name, require_compiler
 from shoal.paths import cache_directory, file_lock
 
 logger = logging.getLogger(__name__)
@@ -178,13 +178,27 @@ class Context:
 
 
 def open_library() -> ctypes.CDLL:
-    """Return the library, compiled on first use if the package does not hold it. Raises NativeUnavailable."""
+    """Return the library, compiled on first use if the package does not hold it. Raises NativeUnavailable.
+
+    A process tries once: the model and the codec both ask for it, and a compilation can take a minute to fail.
+    """
     with _OPENED:
-        return _open()
+        found = _open()
+    if isinstance(found, str):
+        raise NativeUnavailable(found)
+    return found
 
 
 @cache
-def _open() -> ctypes.CDLL:
+def _open() -> ctypes.CDLL | str:
+    """Return the library, or the reason why there is none."""
+    try:
+        return _load()
+    except NativeUnavailable as error:
+        return str(error)
+
+
+def _load() -> ctypes.CDLL:
     if sys.platform == "win32":
         raise NativeUnavailable("the native backend does not support Windows")
     try:
@@ -209,7 +223,10 @@ def find_library(stack: ExitStack) -> Path:
         return BUNDLED / name
     try:
         cached = cache_directory() / "native" / name
-        return cached if cached.exists() else _compile(cached)
+        if cached.exists():
+            return cached
+        require_compiler()
+        return _compile(cached)
     except BuildFailed as error:
         raise NativeUnavailable(str(error)) from error
     except (OSError, RuntimeError) as error:  # a read-only home, or a user without one

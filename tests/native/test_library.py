@@ -4,6 +4,7 @@ import platform
 import re
 import subprocess
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from shutil import which
 
@@ -164,7 +165,9 @@ def test_the_bundled_library_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert find_library(ExitStack()) == tmp_path / build.library_name()
 
 
-def test_without_a_compiler_the_reason_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_compiler_the_reason_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for module in (library, choice):
         monkeypatch.setattr(module, "BUNDLED", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -173,6 +176,23 @@ def test_without_a_compiler_the_reason_names_what_to_install(monkeypatch: pytest
     with pytest.raises(NativeUnavailable, match=re.escape("install g++ or clang++")):
         find_library(ExitStack())
     assert not native_library().available
+    assert "compiling" not in caplog.text
+
+
+def test_a_process_does_not_compile_again_what_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler, runs = tmp_path / "broken", tmp_path / "runs"
+    compiler.write_text(f"#!/bin/sh\necho run >> {runs}\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(library, "BUNDLED", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(library, "_open", cache(library._open.__wrapped__))
+    counts = []
+    for _ in range(2):
+        with pytest.raises(NativeUnavailable, match="broken failed"):
+            library.open_library()
+        counts.append(len(runs.read_text().split()))
+    assert counts[0] == counts[1] > 0
 
 
 def test_with_a_read_only_home_the_library_is_compiled_for_this_process(
