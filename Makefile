@@ -12,8 +12,11 @@ PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check install --constraint 
 
 install: $(STAMP)
 
-# What a server needs. torch first, by its exact version: for a range, pip would install another build of it.
+# What a server needs. torch first, by its exact version: for a range, pip would install another build of it. The
+# versions of constraints.txt exist for these versions of Python.
 $(SERVER): pyproject.toml constraints.txt
+	test -x $(VENV)/bin/python || $(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 15) else \
+	    "Shoal needs Python 3.11 to 3.14, this is %d.%d: name another, as in make PYTHON=python3.13" % sys.version_info[:2])'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) "torch==2.13.0"
 	$(PIP) --editable ".[server]"
