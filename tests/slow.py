@@ -18,6 +18,7 @@ FILES = (
     "clients/test_elevenlabs.py",  # and with it the other clients
     "server/routes/test_live.py",  # and with it the other routes
     "ui/test_spoken_words.py",
+    "ui/test_refusals.py",
     "server/test_lifecycle.py",
     "training/test_codec.py",
     "test_quality.py",

@@ -14,9 +14,23 @@ export class Recorder {
   seconds = 0;
   level = 0; // the loudest sample of the last few milliseconds, 0 to 1
 
+  /** False while the browser asks for the microphone. */
+  get running() {
+    return this.#worklet !== null;
+  }
+
   /** Raises a Problem that tells the user what to do. */
   async start() {
     this.#stream = await microphone();
+    try {
+      await this.#connect();
+    } catch {
+      await this.release();
+      throw new Problem("The browser cannot record here", "Reload the page, or upload a file.");
+    }
+  }
+
+  async #connect() {
     this.#context = new AudioContext();
     await this.#context.audioWorklet.addModule(new URL("recorder-worklet.js", import.meta.url));
     this.#worklet = new AudioWorkletNode(this.#context, "recorder", { numberOfOutputs: 0 });
@@ -24,10 +38,15 @@ export class Recorder {
     this.#context.createMediaStreamSource(this.#stream).connect(this.#worklet);
   }
 
+  /** Switches the microphone off. */
+  async release() {
+    if (this.#worklet) this.#worklet.port.onmessage = null; // ignore messages that arrive after the stop
+    for (const track of this.#stream?.getTracks() ?? []) track.stop();
+    if (this.#context && this.#context.state !== "closed") await this.#context.close();
+  }
+
   async stop() {
-    this.#worklet.port.onmessage = null; // ignore messages that arrive after the stop
-    for (const track of this.#stream.getTracks()) track.stop();
-    await this.#context.close();
+    await this.release();
     if (!this.#recorded.length)
       throw new Problem("Nothing was recorded", "Is the right microphone chosen in the browser?");
     return wavFile(toInteger(joined(this.#recorded)), this.#context.sampleRate);
@@ -56,7 +75,10 @@ async function microphone() {
     if (error.name === "NotAllowedError") {
       throw new Problem("The microphone is not allowed", "Allow it for this page in the browser, or upload a file.");
     }
-    throw new Problem("No microphone was found", "Connect one, or upload a file.");
+    if (error.name === "NotFoundError") {
+      throw new Problem("No microphone was found", "Connect one, or upload a file.");
+    }
+    throw new Problem("The microphone cannot be opened", "Another program may be using it. Close it, or upload a file.");
   }
 }
 

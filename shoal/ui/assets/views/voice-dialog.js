@@ -23,7 +23,7 @@ export class VoiceDialog extends EventTarget {
     super();
     byId("passage").textContent = PASSAGE;
     byId("voice-source").addEventListener("change", () => this.#chooseSource());
-    byId("record").addEventListener("click", () => (this.#recorder ? this.#endRecording() : this.#startRecording()));
+    byId("record").addEventListener("click", () => this.#pressRecord());
     byId("recording-file").addEventListener("change", ({ target }) =>
       this.#take(target.files[0], target.files[0]?.name),
     );
@@ -47,23 +47,39 @@ export class VoiceDialog extends EventTarget {
     const uploads = byId("voice-form").elements.source.value === "upload";
     byId("record-pane").hidden = uploads;
     byId("upload-pane").hidden = !uploads;
+    if (uploads) this.#discardRecorder();
     const transcript = byId("transcript");
     // The passage is the transcript of a recording made here; a file needs its own.
     if (uploads && transcript.value === PASSAGE) transcript.value = "";
     if (!uploads && !transcript.value) transcript.value = PASSAGE;
   }
 
+  /** Does nothing while the browser asks for the microphone. */
+  #pressRecord() {
+    if (!this.#recorder) this.#startRecording();
+    else if (this.#recorder.running) this.#endRecording();
+  }
+
   async #startRecording() {
     showError(byId("voice-error"), null);
-    const recorder = new Recorder();
-    try {
-      await recorder.start();
-    } catch (problem) {
+    const recorder = (this.#recorder = new Recorder());
+    const problem = await recorder.start().catch((refused) => refused);
+    // The dialog was closed, or a file preferred, while the browser asked: the microphone must not stay on.
+    if (this.#recorder !== recorder) return recorder.release();
+    if (problem) {
+      this.#recorder = null;
       return showError(byId("voice-error"), problem);
     }
-    this.#recorder = recorder;
     this.#showRecording(true);
     this.#meter = requestAnimationFrame(() => this.#measure());
+  }
+
+  /** Switches the microphone off and drops what it has recorded. */
+  #discardRecorder() {
+    this.#recorder?.release();
+    this.#recorder = null;
+    this.#showRecording(false);
+    if (!this.#recording) byId("record-clock").textContent = "0:00";
   }
 
   async #endRecording() {
@@ -100,7 +116,6 @@ export class VoiceDialog extends EventTarget {
     else preview.removeAttribute("src");
     byId("drop-words").replaceChildren(name ?? "Choose a recording, or drop it here");
     byId("record-label").textContent = recording ? "Record again" : "Record";
-    if (!recording) byId("record-clock").textContent = "0:00";
     this.#startCheck();
   }
 
@@ -130,6 +145,7 @@ export class VoiceDialog extends EventTarget {
 
   async #save(event) {
     event.preventDefault();
+    if (this.#recorder?.running) await this.#endRecording();
     if (!this.#recording) {
       return showError(byId("voice-error"), {
         title: "No recording yet",
@@ -160,10 +176,8 @@ export class VoiceDialog extends EventTarget {
 
   #reset() {
     this.#check = null;
-    this.#recorder?.stop().catch(() => {});
-    this.#recorder = null;
     this.#take(null);
-    this.#showRecording(false);
+    this.#discardRecorder();
   }
 
   #acceptDrops(area) {

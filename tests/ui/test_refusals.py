@@ -1,0 +1,104 @@
+"""The page when the browser, the server or the user refuses: the microphone."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.server.conftest import Serving
+from tests.ui.conftest import Visit
+from tests.ui.test_page import http_request, save_voice
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+# Collects the microphone's streams; the browser grants them when the test says so.
+ASK_FOR_MICROPHONE = """() => {
+  const { getUserMedia } = MediaDevices.prototype;
+  window.streams = [];
+  window.granted = new Promise((resolve) => (window.grant = () => void resolve()));
+  MediaDevices.prototype.getUserMedia = async function (wanted) {
+    await window.granted;
+    const stream = await getUserMedia.call(this, wanted);
+    window.streams.push(stream);
+    return stream;
+  };
+}"""
+REFUSE_MICROPHONE = """(name) => {
+  MediaDevices.prototype.getUserMedia = async () => { throw new DOMException("", name); };
+}"""
+# The state of the microphone's tracks, "live" or "ended".
+TRACKS = "() => window.streams.flatMap((stream) => stream.getTracks()).map(({ readyState }) => readyState)"
+BREAK_WORKLETS = (
+    "() => { AudioWorklet.prototype.addModule = async () => { throw new DOMException('', 'AbortError'); }; }"
+)
+
+
+def wait_until_off(page: "Page") -> None:
+    wait_until(lambda: page.evaluate(TRACKS) == ["ended"], interval=0.05)
+
+
+def start_recording(page: "Page") -> None:
+    page.evaluate(ASK_FOR_MICROPHONE)
+    page.evaluate("window.grant()")
+    page.click("#add-voice")
+    page.click("#record")
+    wait_until(lambda: page.inner_text("#record-clock") >= "0:01", interval=0.1)
+
+
+def test_the_microphone_goes_off_if_the_dialog_was_closed_while_the_browser_asked(visit: Visit) -> None:
+    page = visit()
+    page.evaluate(ASK_FOR_MICROPHONE)
+    page.click("#add-voice")
+    page.click("#record")
+    page.click("#record")  # opens no second stream
+    page.keyboard.press("Escape")
+    page.evaluate("window.grant()")
+    wait_until_off(page)
+    assert page.get_attribute("#record", "aria-pressed") == "false"
+
+
+def test_the_microphone_goes_off_when_a_file_is_preferred(visit: Visit) -> None:
+    page = visit()
+    start_recording(page)
+    page.check("input[value=upload]")
+    wait_until_off(page)
+    assert page.is_hidden("#recording-preview")
+
+
+def test_the_microphone_goes_off_when_the_browser_cannot_record(visit: Visit) -> None:
+    page = visit()
+    page.evaluate(ASK_FOR_MICROPHONE)
+    page.evaluate("window.grant()")
+    page.evaluate(BREAK_WORKLETS)
+    page.click("#add-voice")
+    page.click("#record")
+    page.wait_for_selector("#voice-error >> text=The browser cannot record here. Reload the page, or upload a file.")
+    wait_until_off(page)
+
+
+def test_save_ends_the_recording(visit: Visit, serving: Serving) -> None:
+    page = visit()
+    start_recording(page)
+    page.fill("#voice-name", "saved at once")
+    page.click("#save-voice")
+    wait_until_off(page)
+    save_voice(page)
+    page.wait_for_selector(".voice[data-name='saved at once']")
+    http_request(serving, "DELETE", "/v1/references/delete", {"reference_id": "saved at once"})
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("NotAllowedError", "The microphone is not allowed."),
+        ("NotFoundError", "No microphone was found."),
+        ("NotReadableError", "The microphone cannot be opened. Another program may be using it."),
+    ],
+)
+def test_a_refused_microphone_has_a_reason(visit: Visit, name: str, reason: str) -> None:
+    page = visit()
+    page.evaluate(REFUSE_MICROPHONE, name)
+    page.click("#add-voice")
+    page.click("#record")
+    page.wait_for_selector(f"#voice-error >> text={reason}")
