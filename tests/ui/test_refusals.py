@@ -1,17 +1,18 @@
-"""The page when the browser, the server or the user refuses: the microphone."""
+"""The page when the browser, the server or the user refuses: microphone, key, voice, a stopped file."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.server.conftest import Serving
 from tests.ui.conftest import Visit
-from tests.ui.test_page import http_request, save_voice
+from tests.ui.test_page import LONG, http_request, save_voice
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}}
 # Collects the microphone's streams; the browser grants them when the test says so.
 ASK_FOR_MICROPHONE = """() => {
   const { getUserMedia } = MediaDevices.prototype;
@@ -44,6 +45,26 @@ def start_recording(page: "Page") -> None:
     page.click("#add-voice")
     page.click("#record")
     wait_until(lambda: page.inner_text("#record-clock") >= "0:01", interval=0.1)
+
+
+def test_a_problem_is_in_view_wherever_the_page_is_scrolled(visit: Visit) -> None:
+    page = visit(**PHONE)
+    page.route("**/v1/tts", lambda route: route.fulfill(status=503, json={"message": "the queue is full"}))
+    page.fill("#text", LONG)
+    page.evaluate("document.querySelector('footer').scrollIntoView()")
+    page.evaluate("document.getElementById('speak').click()")
+    page.wait_for_selector("#notice >> text=The queue is full.")
+    shown = page.locator("#notice").bounding_box()
+    assert shown
+    assert shown["y"] >= 0
+
+
+def test_the_buttons_of_the_player_are_in_one_row_on_a_phone(visit: Visit) -> None:
+    page = visit(**PHONE)
+    boxes = [page.locator(name).bounding_box() for name in ("#play", "#download summary", "#share")]
+    middles = [box["y"] + box["height"] / 2 for box in boxes if box]
+    assert len(middles) == 3
+    assert max(middles) - min(middles) < 4
 
 
 def test_the_microphone_goes_off_if_the_dialog_was_closed_while_the_browser_asked(visit: Visit) -> None:

@@ -11,7 +11,7 @@ export const FORMAT_NAMES = {
   flac: "FLAC",
   aac: "AAC",
   webm: "WebM",
-  pcm: "PCM, bare samples",
+  pcm: "PCM (raw samples)",
 };
 
 export class DownloadMenu {
