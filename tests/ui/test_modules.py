@@ -231,3 +231,8 @@ def test_errors_are_described_in_words(
 def test_retry_after_may_be_a_date(run: Run) -> None:
     work = "({ secondsToWait }) => secondsToWait('Sun, 06 Nov 1994 08:49:37 GMT', Date.parse('1994-11-06T08:49:30Z'))"
     assert run("server/problem.js", work) == 7
+
+
+def test_a_stream_that_ends_before_its_first_sound_keeps_nothing(run: Run) -> None:
+    work = "({ streamAborted }) => streamAborted(0, 2).detail"
+    assert run("server/problem.js", work) == "It ended before its first sound."

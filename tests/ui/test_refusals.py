@@ -1,16 +1,17 @@
 """The page when the browser, the server or the user refuses: microphone, key, voice, a stopped file."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.server.conftest import Serving
+from tests.server.conftest import Serving, start
 from tests.ui.conftest import Visit
-from tests.ui.test_page import LONG, http_request, save_voice
+from tests.ui.test_page import LONG, SHORT, add_voice, http_request, playback, save_voice, say, wait_until_made
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}}
 # Collects the microphone's streams; the browser grants them when the test says so.
@@ -123,3 +124,95 @@ def test_a_refused_microphone_has_a_reason(visit: Visit, name: str, reason: str)
     page.click("#add-voice")
     page.click("#record")
     page.wait_for_selector(f"#voice-error >> text={reason}")
+
+
+def test_a_key_dialog_that_was_closed_stays_closed_until_it_is_asked_for(visit: Visit, tmp_path: Path) -> None:
+    served = start(tmp_path / "keyed", api_keys="a-key-of-our-own-1", slots=2)
+    try:
+        page = visit(served.url, ready=False)
+        page.wait_for_selector("#key-error >> text=This server asks for a key")
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#notice >> text=This server asks for a key")
+        for _ in range(3):  # the page looks at the server three times more
+            with page.expect_response("**/ready"):
+                pass
+        assert page.is_hidden("#key-dialog")
+        page.click("#notice-action")
+        page.fill("#key", "ключ")  # which no header can carry
+        page.keyboard.press("Enter")
+        assert page.is_visible("#key-dialog")
+        assert page.evaluate("document.getElementById('key').validity.patternMismatch")
+        page.fill("#key", " a-key-of-our-own-1 ")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#speak:enabled")
+        assert page.is_hidden("#notice")
+    finally:
+        served.end()
+
+
+def test_a_voice_that_was_deleted_elsewhere_leaves_the_list(visit: Visit, serving: Serving, recording: bytes) -> None:
+    page = visit()
+    add_voice(page, "short lived", recording)
+    page.wait_for_selector("[data-name='short lived'] input:checked", state="attached")
+    http_request(serving, "DELETE", "/v1/references/delete", {"reference_id": "short lived"})
+    say(page)
+    page.wait_for_selector("#notice >> text=There is no voice 'short lived'.")
+    assert page.is_hidden("#notice-action"), "the same request would fail again"
+    page.wait_for_selector("[data-name='short lived']", state="detached")
+
+
+def test_escape_clears_the_search_before_it_stops_the_speech(visit: Visit) -> None:
+    page = visit()
+    page.route("**/v1/tts", lambda route: None)  # never answered
+    page.evaluate("document.getElementById('voice-search').hidden = false")
+    say(page)
+    page.fill("#voice-search", "nobody")
+    page.keyboard.press("Escape")
+    assert page.input_value("#voice-search") == ""
+    assert page.is_hidden("#voices-none")
+    assert page.inner_text("#speak-label") == "Stop"
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#speak:not(.busy)")
+
+
+def test_a_file_that_was_stopped_can_be_saved(visit: Visit) -> None:
+    page = visit()
+    page.fill("#text", "word " * 4_000)
+    asked: list[str] = []
+    silence: dict[str, Any] = {
+        "body": bytes(32_000),
+        "headers": {"X-Sample-Rate": "16000", "Content-Type": "audio/pcm"},
+    }
+
+    def answer_twice(route: "Route") -> None:
+        asked.append("")
+        if len(asked) <= 2:
+            route.fulfill(status=200, **silence)
+
+    page.route("**/v1/tts", answer_twice)
+    page.click("#speak")
+    page.click("text=Make a file")
+    page.wait_for_selector("#progress-words >> text=Part 3 of ")
+    wait_until(lambda: page.is_visible("#speak") and len(asked) == 3, interval=0.05)
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#notice >> text=2.0 s of audio is ready.")
+    with page.expect_download() as download:
+        page.click("text=Save it")
+    assert len(Path(download.value.path()).read_bytes()) == 44 + 2 * 32_000
+    assert playback(page, "samples") == 0
+
+
+def test_the_history_asks_before_it_deletes_several_speeches(visit: Visit) -> None:
+    page = visit()
+    for text in (SHORT, f"{SHORT} {SHORT}"):
+        say(page, text)
+        wait_until_made(page)
+    wait_until(lambda: page.locator("#history .speech").count() == 2, interval=0.05)
+    page.click("#clear-history")
+    page.wait_for_selector("#clear-history >> text=Delete all 2?")
+    page.focus("#text")
+    page.wait_for_selector("#clear-history >> text=Clear")
+    assert page.locator("#history .speech").count() == 2
+    page.click("#clear-history")
+    page.click("#clear-history")
+    page.wait_for_selector("#history-empty", state="visible")

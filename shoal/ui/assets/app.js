@@ -28,6 +28,7 @@ const STATES = {
   failed: "The server has failed",
   unreachable: "No server",
 };
+const NO_KEY = { title: "This server asks for a key", detail: "Without one, the page cannot speak." };
 
 const player = new Player();
 const playback = new PlaybackView(player);
@@ -37,7 +38,17 @@ const sampling = new SamplingForm();
 const composer = new Composer(dialogue, picker);
 const history = new HistoryList();
 const download = new DownloadMenu((problem) => notice.show(problem));
-const speaking = new Speaking({ player, playback, composer, dialogue, sampling, history, download, picker });
+const speaking = new Speaking({
+  player,
+  playback,
+  composer,
+  dialogue,
+  sampling,
+  history,
+  download,
+  picker,
+  refreshVoices,
+});
 const preview = new Preview();
 const shareDialog = new ShareDialog();
 const voiceDialog = new VoiceDialog();
@@ -45,11 +56,12 @@ const editDialog = new EditDialog();
 new EngineView();
 
 let loaded = false; // the model's description is loaded
+let declined = false; // the user closed the key dialog without a key; do not ask again
 
 async function pollServer() {
   for (;;) {
     const { state, model } = await server.ready().catch(() => ({ state: "unreachable" }));
-    if (state === "ready" && !loaded) await loadModelInfo();
+    if (state === "ready" && !loaded && !declined) await loadModelInfo();
     if (state !== "ready") loaded = false;
     showState(state, model);
     const seconds = loaded ? POLL_SECONDS.ready : POLL_SECONDS.notReady;
@@ -82,10 +94,23 @@ async function loadModelInfo() {
     byId("version").textContent = `Shoal ${facts.version}`;
     loaded = true;
   } catch (problem) {
-    if (problem.status === 401) await askForKey(server.key.get() ? problem : null);
+    if (problem.status === 401) await requireKey(problem);
     else if (problem.title) notice.show(problem);
     else throw problem;
   }
+}
+
+/** The polling loads the model's description when there is a key. */
+async function requireKey(problem) {
+  declined = !(await askForKey(server.key.get() ? problem : NO_KEY));
+  if (declined) notice.show(NO_KEY, { label: "Enter a key", work: () => requireKey(problem) });
+}
+
+async function changeKey() {
+  if (!(await askForKey())) return;
+  if (declined) notice.clear();
+  declined = false;
+  await loadModelInfo();
 }
 
 function showVoices(voices) {
@@ -150,7 +175,7 @@ function connectKeyboard() {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
       speaking.toggle();
-    } else if (event.key === "Escape") {
+    } else if (event.key === "Escape" && !event.defaultPrevented) {
       speaking.stop();
       preview.stop();
     }
@@ -167,7 +192,7 @@ editDialog.addEventListener("changed", ({ detail: { was, now } }) =>
 );
 voiceDialog.addEventListener("saved", ({ detail }) => refreshVoices(detail));
 byId("add-voice").addEventListener("click", () => voiceDialog.open());
-byId("key-button").addEventListener("click", async () => (await askForKey()) && loadModelInfo());
+byId("key-button").addEventListener("click", changeKey);
 history.addEventListener("play", ({ detail }) => replay(detail));
 history.addEventListener("share", ({ detail: { speech, track } }) => shareDialog.open(speech, track));
 history.addEventListener("reuse", ({ detail }) => reuse(detail.speech));

@@ -15,13 +15,14 @@ const SILENCE = {
   title: "The model said nothing",
   detail: "It ended before its first sound. Another seed or other words will help.",
 };
-const NOT_RETRYABLE = [400, 413, 422]; // the same request would fail again
+const NOT_RETRYABLE = [400, 404, 413, 422]; // the same request would fail again
 
 export class Speaking {
   #page;
   #current = null; // the Synthesis in progress
+  #makesFile = false;
 
-  /** `page`: player, playback, composer, dialogue, sampling, history, download, picker. */
+  /** `page`: player, playback, composer, dialogue, sampling, history, download, picker, refreshVoices. */
   constructor(page) {
     this.#page = page;
     this.rate = 0; // the model's sample rate in Hz; 0 before it is known
@@ -29,6 +30,8 @@ export class Speaking {
     this.shown = null; // the speech in the player: text, requests, options
     byId("speak").addEventListener("click", () => this.toggle());
     page.composer.addEventListener("change", () => this.update());
+    // A file exists only when it is complete. A speech that is played has been heard so far.
+    addEventListener("beforeunload", (event) => this.#current && this.#makesFile && event.preventDefault());
     page.playback.addEventListener("turn", ({ detail }) => page.dialogue.mark(detail));
   }
 
@@ -90,6 +93,7 @@ export class Speaking {
   async #run(synthesis, job, from) {
     const { player, playback, download } = this.#page;
     this.#current = synthesis;
+    this.#makesFile = job.file;
     notice.clear();
     this.update();
     announce(job.file ? "Making a file" : "Speaking");
@@ -147,8 +151,18 @@ export class Speaking {
     byId("keep-seed").onclick = () => (this.#page.sampling.seed = job.seed);
     if (!track.length && outcome === "whole") notice.show(SILENCE);
     else if (job.file && outcome === "whole") save(track.wav(), "shoal.wav");
+    else if (job.file && outcome === "stopped") this.#offerFile(synthesis, job);
     else if (track.length && !job.file) this.#keep(synthesis, job);
     announce(outcome === "whole" ? `Done, ${duration(track.seconds)} of audio` : "Stopped");
+  }
+
+  /** The history does not keep what goes into a file, so a stop must not lose it. */
+  #offerFile(synthesis, job) {
+    const { track } = synthesis;
+    if (!track.length) return;
+    const detail = `${duration(track.seconds)} of audio is ready.`;
+    const resume = { label: "Continue", work: () => this.#continue(synthesis, job) };
+    notice.show({ title: "Stopped", detail }, resume, { label: "Save it", work: () => save(track.wav(), "shoal.wav") });
   }
 
   /** Stores the speech in the history. A failure of the storage loses only the history. */
@@ -176,6 +190,7 @@ export class Speaking {
   async #explain(problem, synthesis, job) {
     if (!problem.title) throw problem;
     if (problem.status === 401 && (await askForKey(problem))) return this.#ask();
+    if (problem.status === 404) await this.#page.refreshVoices(); // the voice was deleted elsewhere
     if (NOT_RETRYABLE.includes(problem.status)) return notice.show(problem);
     const begun = synthesis.track.length > 0;
     const work = () => (begun ? this.#continue(synthesis, job) : this.#speak({ file: job.file }));

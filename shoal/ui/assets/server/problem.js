@@ -2,7 +2,7 @@
 
 const UNREACHABLE = {
   title: "The server does not answer",
-  detail: "It may be restarting. The page tries again every second and continues when the server is back.",
+  detail: "It may be restarting, and the page keeps looking for it. Your text and the audio so far are kept.",
 };
 
 const TITLES = {
@@ -64,7 +64,8 @@ export function unreachable() {
 
 /** A stream that fails after its first samples has no error status: the server closes the connection. */
 export function streamAborted(receivedSeconds, elapsedSeconds) {
-  const what = `The first ${receivedSeconds.toFixed(1)} s are kept. You can go on from where it stopped.`;
+  const kept = `The first ${receivedSeconds.toFixed(1)} s are kept. You can go on from where it stopped.`;
+  const what = receivedSeconds ? kept : "It ended before its first sound.";
   const work = `${elapsedSeconds.toFixed(0)} s of work`;
   const why = elapsedSeconds > 30 ? ` The server gave up after ${work}; the rest is asked for in smaller parts.` : "";
   return new Problem("The audio broke off", what + why);

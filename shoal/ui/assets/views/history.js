@@ -10,6 +10,7 @@ const PLAY = "M8 5.2v13.6l11-6.8z";
 const AGAIN = "M4 12a8 8 0 1 0 2.6-5.9M4 4v4.5h4.5";
 const SHARE = "M12 4v11m0 0-4-4m4 4 4-4M5 19h14";
 const CROSS = "m7 7 10 10M17 7 7 17";
+const CLEAR = "Clear";
 const ENDINGS = { stopped: "stopped early", broken: "broke off" };
 const OUTLINE_BARS = 40;
 const GONE = {
@@ -21,10 +22,8 @@ const GONE = {
 export class HistoryList extends EventTarget {
   constructor() {
     super();
-    byId("clear-history").addEventListener("click", async () => {
-      await store.clear();
-      this.draw();
-    });
+    byId("clear-history").addEventListener("click", () => this.#pressClear());
+    byId("clear-history").addEventListener("blur", () => (byId("clear-history").textContent = CLEAR));
     this.draw();
   }
 
@@ -41,11 +40,23 @@ export class HistoryList extends EventTarget {
     await this.draw();
   }
 
+  /** The first press asks for confirmation if there is more than one speech to delete. */
+  async #pressClear() {
+    const [button, count] = [byId("clear-history"), byId("history").childElementCount];
+    if (count > 1 && button.textContent === CLEAR) {
+      button.textContent = `Delete all ${count}?`;
+      return;
+    }
+    await store.clear();
+    await this.draw();
+  }
+
   async draw() {
     const speeches = await store.list().catch(() => []);
     byId("history").replaceChildren(...speeches.map((speech) => this.#row(speech)));
     byId("history-empty").hidden = speeches.length > 0;
     byId("clear-history").hidden = speeches.length === 0;
+    byId("clear-history").textContent = CLEAR;
   }
 
   #row(speech) {

@@ -17,6 +17,7 @@ export class VoicePicker extends EventTarget {
   constructor() {
     super();
     byId("voice-search").addEventListener("input", () => this.#filter());
+    byId("voice-search").addEventListener("keydown", (event) => this.#clearSearch(event));
   }
 
   /** `voices` as listed by /v1/about. Without a stored choice, selects the default or the first built-in voice. */
@@ -68,6 +69,14 @@ export class VoicePicker extends EventTarget {
     byId("voice-search").hidden = this.voices.length < SEARCH_FROM;
     this.#filter();
     if (focused !== undefined) rowOf(focused)?.querySelector("input").focus();
+  }
+
+  /** Escape clears a search first; elsewhere on the page it stops the speech. */
+  #clearSearch(event) {
+    if (event.key !== "Escape" || !event.target.value) return;
+    event.preventDefault();
+    event.target.value = "";
+    this.#filter();
   }
 
   #filter() {
