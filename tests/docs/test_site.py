@@ -22,9 +22,9 @@ PLAIN_PAGES += [ROOT / "examples" / "README.md", ROOT / "training" / "README.md"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pages, links and anchors that are wrong are warnings, and warnings are errors."""
+    """Pages, links and anchors that are wrong are warnings, and warnings are errors (not with --quiet)."""
     out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env, timeout=240)
     assert built.returncode == 0, built.stdout + built.stderr
