@@ -52,6 +52,8 @@ def new_key(
         return
     typer.echo(secret)
     typer.echo(f"stored as a hash in {keys.path}; the key cannot be shown again", err=True)
+    if len(keys.read()) == 1:
+        typer.echo("this is the first key: servers that read the file now refuse requests without a key", err=True)
 
 
 def list_keys(file: KeysFile = None, json: Json = False) -> None:
@@ -79,7 +81,11 @@ def revoke_key(name: Annotated[str, typer.Argument(help="Name of the key.")], fi
 
     Example: shoal keys revoke alice
     """
-    _key_file(file).revoke(name)
+    keys = _key_file(file)
+    keys.revoke(name)
+    if not keys.read():
+        hint = f"to serve without keys, delete {keys.path} and restart them"
+        typer.echo(f"no key is left: servers without other keys refuse every request; {hint}", err=True)
 
 
 def _key_file(file: Path | None) -> "KeyFile":

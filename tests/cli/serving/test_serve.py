@@ -66,3 +66,12 @@ def test_keys_can_be_created_listed_and_revoked(shoal: Shoal) -> None:
     assert shoal("keys", "revoke", "alice").code == 0
     assert "no keys" in shoal("keys", "list").err
     assert shoal("keys", "revoke", "alice").code == 2
+
+
+def test_the_first_key_and_the_last_say_what_servers_do_now(shoal: Shoal) -> None:
+    assert "servers that read the file now refuse requests without a key" in shoal("keys", "new", "alice").err
+    assert "now refuse" not in shoal("keys", "new", "ben").err
+    assert "no key is left" not in shoal("keys", "revoke", "ben").err
+    said = shoal("keys", "revoke", "alice").err
+    assert "to serve without keys, delete" in said
+    assert "keys.json" in said
