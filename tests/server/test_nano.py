@@ -3,14 +3,18 @@
 import asyncio
 import base64
 import json
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
+from shoal.cli.serving.serve import print_address
 from tests.nano import SAMPLE_RATE, VOICES
 from tests.server.conftest import Serving, start
 from tests.server.crowd import Crowd, wait_until_settled
+from tests.waiting import TIMEOUT_SECONDS
 
 IN_WORDS = "Room five costs twenty dollars."
 
@@ -33,6 +37,17 @@ def test_concurrent_clients_get_the_same_audio_as_alone(nano: Serving) -> None:
     asyncio.run(crowd.run(requests=6, clients=6))
     assert (crowd.received + crowd.disconnected, crowd.different) == (6, 0)
     wait_until_settled(nano)
+
+
+def test_the_request_that_is_printed_at_start_works_with_an_older_curl(
+    nano: Serving, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_address("127.0.0.1", int(nano.url.rsplit(":", 1)[1]), "nano")
+    [command] = [line.strip() for line in capsys.readouterr().err.splitlines() if line.strip().startswith("curl")]
+    assert "--json" not in command  # new in curl 7.82
+    command = command.replace("curl", "curl --noproxy '*'", 1)
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
+    assert (tmp_path / "hello.wav").read_bytes().startswith(b"RIFF")
 
 
 def test_text_normalisation_can_be_disabled(http: httpx.Client) -> None:

@@ -117,9 +117,11 @@ def print_address(host: str, port: int, model: str) -> None:
     from shoal.server.run import client_url
 
     url = client_url(host, port)
+    # Not --json, which the curl of Ubuntu 22.04 does not know.
+    request = "-H 'Content-Type: application/json' -d '{\"text\": \"Hello there.\"}'"
     typer.echo(
         f"\nShoal serves {model} at {url}; open it in a browser, or:\n"
-        f'  curl {url}/v1/tts --json \'{{"text": "Hello there."}}\' --output hello.wav\n'
+        f"  curl -f {url}/v1/tts {request} -o hello.wav\n"
         f"API: {url}/docs. Stop with Ctrl-C.\n",
         err=True,
     )
