@@ -484,6 +484,17 @@ def test_the_theme_follows_the_system_until_one_is_chosen(visit: Visit) -> None:
     assert page.get_attribute("#theme-button", "aria-pressed") == "false"
 
 
+def test_what_is_selected_can_be_seen_in_high_contrast_mode(visit: Visit) -> None:
+    page = visit(forced_colors="active")
+    background = "(node) => getComputedStyle(node).backgroundColor"
+    chosen, other = (
+        page.locator(f"#mode input{state} + span").evaluate(background) for state in (":checked", ":not(:checked)")
+    )
+    assert chosen != other
+    assert page.locator(".voice:has(:checked)").evaluate("(node) => getComputedStyle(node).outlineStyle") == "solid"
+    assert page.locator("#speed").evaluate("(node) => getComputedStyle(node).forcedColorAdjust") == "none"
+
+
 COUNT_DRAWINGS = """() => {
   window.drawings = 0;
   const { clearRect } = CanvasRenderingContext2D.prototype;
