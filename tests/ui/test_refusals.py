@@ -175,7 +175,7 @@ def test_escape_clears_the_search_before_it_stops_the_speech(visit: Visit) -> No
     page.wait_for_selector("#speak:not(.busy)")
 
 
-def test_a_file_that_was_stopped_can_be_saved(visit: Visit) -> None:
+def test_a_file_is_not_lost_by_leaving_the_page_and_can_be_saved_when_it_was_stopped(visit: Visit) -> None:
     page = visit()
     page.fill("#text", "word " * 4_000)
     asked: list[str] = []
@@ -194,6 +194,10 @@ def test_a_file_that_was_stopped_can_be_saved(visit: Visit) -> None:
     page.click("text=Make a file")
     page.wait_for_selector("#progress-words >> text=Part 3 of ")
     wait_until(lambda: page.is_visible("#speak") and len(asked) == 3, interval=0.05)
+    asked_to_stay: list[str] = []
+    page.once("dialog", lambda dialog: (asked_to_stay.append(dialog.type), dialog.dismiss()))
+    page.evaluate("void location.reload()")
+    wait_until(lambda: page.is_visible("#speak") and asked_to_stay == ["beforeunload"], interval=0.05)
     page.keyboard.press("Escape")
     page.wait_for_selector("#notice >> text=2.0 s of audio is ready.")
     with page.expect_download() as download:
