@@ -17,6 +17,7 @@ install: $(STAMP)
 $(SERVER): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 15) else \
 	    "Shoal needs Python 3.11 to 3.14, this is %d.%d: name another, as in make PYTHON=python3.13" % sys.version_info[:2])'
+	@echo "installing into $(VENV): torch alone takes up to several gigabytes and some minutes"
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) "torch==2.13.0"
 	$(PIP) --editable ".[server]"
