@@ -62,8 +62,8 @@ export class EngineView {
         memoryBar(now),
         "KV cache: in use, kept for reuse, free",
       ),
-      tile("First sound", now.firstAudio === null ? "–" : duration(now.firstAudio), element("small", {}, "typical wait")),
-      tile("Work", factor(now.realTimeFactor), element("small", {}, "seconds per second of audio"), "Real-time factor"),
+      tile("First audio", now.firstAudio === null ? "–" : duration(now.firstAudio), element("small", {}, "typical wait")),
+      tile("RTF", factor(now.realTimeFactor), element("small", {}, "seconds per second of audio"), "Real-time factor"),
       tile("Saved by reuse", count(now.tokensSaved), element("small", {}, "prompt tokens"), "Prefix cache"),
       tile(
         "Voices ready",
