@@ -29,6 +29,13 @@ ASK_FOR_MICROPHONE = """() => {
 REFUSE_MICROPHONE = """(name) => {
   MediaDevices.prototype.getUserMedia = async () => { throw new DOMException("", name); };
 }"""
+# Drops a file, or a text, on the page; returns whether the browser is kept from opening it.
+DROP = """(file) => {
+  const dataTransfer = new DataTransfer();
+  if (file) dataTransfer.items.add(new File(["RIFF"], "me.wav"));
+  else dataTransfer.setData("text/plain", "me");
+  return !document.body.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+}"""
 # The state of the microphone's tracks, "live" or "ended".
 TRACKS = "() => window.streams.flatMap((stream) => stream.getTracks()).map(({ readyState }) => readyState)"
 BREAK_WORKLETS = (
@@ -97,6 +104,12 @@ def test_the_microphone_goes_off_when_the_browser_cannot_record(visit: Visit) ->
     page.click("#record")
     page.wait_for_selector("#voice-error >> text=The browser cannot record here. Reload the page, or upload a file.")
     wait_until_off(page)
+
+
+def test_a_file_dropped_on_the_page_does_not_replace_it(visit: Visit) -> None:
+    page = visit()
+    assert page.evaluate(DROP, True)
+    assert not page.evaluate(DROP, False), "a text can be dropped into the text field"
 
 
 def test_save_ends_the_recording(visit: Visit, serving: Serving) -> None:

@@ -181,6 +181,10 @@ export class VoiceDialog extends EventTarget {
   }
 
   #acceptDrops(area) {
+    // A file that is dropped beside the area would replace the page, and end a speech in progress.
+    for (const name of ["dragover", "drop"]) {
+      document.addEventListener(name, (event) => event.dataTransfer?.types.includes("Files") && event.preventDefault());
+    }
     for (const name of ["dragover", "dragleave", "drop"]) {
       area.addEventListener(name, (event) => {
         event.preventDefault();
