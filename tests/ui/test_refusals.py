@@ -36,6 +36,7 @@ DROP = """(file) => {
   else dataTransfer.setData("text/plain", "me");
   return !document.body.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
 }"""
+FOCUSED = "() => [document.activeElement.getAttribute('aria-label'), document.activeElement.id]"
 # The state of the microphone's tracks, "live" or "ended".
 TRACKS = "() => window.streams.flatMap((stream) => stream.getTracks()).map(({ readyState }) => readyState)"
 BREAK_WORKLETS = (
@@ -65,6 +66,8 @@ def test_a_problem_is_in_view_wherever_the_page_is_scrolled(visit: Visit) -> Non
     shown = page.locator("#notice").bounding_box()
     assert shown
     assert shown["y"] >= 0
+    page.locator("#notice-close").press("Enter")
+    assert page.evaluate(FOCUSED)[1] == "speak"
 
 
 def test_the_buttons_of_the_player_are_in_one_row_on_a_phone(visit: Visit) -> None:
@@ -217,6 +220,25 @@ def test_a_file_is_not_lost_by_leaving_the_page_and_can_be_saved_when_it_was_sto
         page.click("text=Save it")
     assert len(Path(download.value.path()).read_bytes()) == 44 + 2 * 32_000
     assert playback(page, "samples") == 0
+
+
+def test_the_focus_stays_in_the_list_when_an_entry_is_deleted(visit: Visit, serving: Serving, recording: bytes) -> None:
+    page = visit()
+    for text in (SHORT, f"{SHORT} {SHORT}"):
+        say(page, text)
+        wait_until_made(page)
+    wait_until(lambda: page.locator("#history .speech").count() == 2, interval=0.05)
+    for near in (f"Delete: {SHORT}", None):
+        page.locator("#history [aria-label^=Delete]").first.press("Enter")
+        wait_until(lambda near=near: page.evaluate(FOCUSED)[0] == near, interval=0.05)
+    assert page.evaluate(FOCUSED)[1] == "speak"
+    add_voice(page, "brief", recording)
+    page.focus("[aria-label='Edit brief']")
+    page.keyboard.press("Enter")
+    page.click("#delete-voice")
+    page.click("#delete-voice")
+    page.wait_for_selector("[data-name=brief]", state="detached")
+    wait_until(lambda: page.evaluate("document.activeElement.name") == "voice", interval=0.05)
 
 
 def test_the_history_asks_before_it_deletes_several_speeches(visit: Visit) -> None:

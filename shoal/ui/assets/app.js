@@ -123,6 +123,7 @@ async function refreshVoices(choose) {
   try {
     showVoices((await server.about()).voices);
     if (choose !== undefined) picker.reveal(choose);
+    picker.keepFocus();
   } catch (problem) {
     notice.show(problem);
   }

@@ -75,8 +75,17 @@ export class HistoryList extends EventTarget {
       outlineOf(speech.outline),
       button("Use again", AGAIN, () => this.#dispatch("reuse", { speech })),
       button("Download or copy as code", SHARE, () => this.#read(speech.id, "share")),
-      button("Delete", CROSS, () => this.remove(speech.id)),
+      button("Delete", CROSS, ({ target }) => this.#delete(speech.id, target.closest("li"))),
     );
+  }
+
+  /** Moves the focus to the next speech: the button that had it is gone. */
+  async #delete(id, row) {
+    const rows = byId("history").children;
+    const at = [...rows].indexOf(row);
+    await this.remove(id);
+    const near = rows[Math.min(at, rows.length - 1)]?.querySelector("button:last-child");
+    (near ?? byId("speak")).focus({ preventScroll: true });
   }
 
   async #read(id, event) {

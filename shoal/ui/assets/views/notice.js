@@ -15,6 +15,8 @@ export function show(problem, ...actions) {
 
 export function clear() {
   clearInterval(countdown);
+  // A hidden button loses the focus, and the keyboard starts again at the top of the page.
+  if (byId("notice").contains(document.activeElement)) byId("speak").focus({ preventScroll: true });
   byId("notice").hidden = true;
   byId("notice-action").hidden = true;
   byId("notice-other").hidden = true;

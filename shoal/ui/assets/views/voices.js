@@ -42,6 +42,12 @@ export class VoicePicker extends EventTarget {
     rowOf(name)?.scrollIntoView({ block: "nearest" });
   }
 
+  /** Focuses the selected voice, if the element that had the focus is gone. */
+  keepFocus() {
+    if (document.activeElement !== document.body) return;
+    rowOf(this.chosen)?.querySelector("input").focus({ preventScroll: true });
+  }
+
   /** Returns the title of a voice, or its name if it has none. */
   titleOf(name) {
     return titleOf(this.voices.find((voice) => voice.name === name) ?? { name, title: "" });
