@@ -241,6 +241,27 @@ def test_the_focus_stays_in_the_list_when_an_entry_is_deleted(visit: Visit, serv
     wait_until(lambda: page.evaluate("document.activeElement.name") == "voice", interval=0.05)
 
 
+def test_the_download_menu_closes_when_the_focus_leaves_it(visit: Visit) -> None:
+    page = visit()
+    say(page)
+    wait_until_made(page)
+    page.locator("#download summary").press("Enter")
+    assert page.locator("#download[open]").count() == 1
+    page.locator("#formats button").last.focus()
+    assert page.locator("#download[open]").count() == 1
+    page.keyboard.press("Tab")
+    assert page.locator("#download[open]").count() == 0
+
+
+def test_the_focus_stays_in_the_cast_when_no_speaker_can_be_added(visit: Visit) -> None:
+    page = visit()
+    page.check("input[value=dialogue]")
+    for _ in range(4):
+        page.locator("#add-speaker").press("Enter")
+    assert page.is_hidden("#add-speaker")
+    assert page.evaluate("document.activeElement.closest('.cast-row').textContent").startswith("Speaker 6")
+
+
 def test_the_history_asks_before_it_deletes_several_speeches(visit: Visit) -> None:
     page = visit()
     for text in (SHORT, f"{SHORT} {SHORT}"):

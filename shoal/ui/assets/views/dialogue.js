@@ -83,6 +83,7 @@ export class DialogueEditor extends EventTarget {
   #addSpeaker() {
     this.#cast = [...this.cast, this.#voices[this.cast.length % Math.max(1, this.#voices.length)]?.name ?? null];
     this.#drawCast();
+    if (byId("add-speaker").hidden) byId("cast").lastElementChild.querySelector("select").focus();
     this.#drawTurns();
     this.#changed();
   }

@@ -25,6 +25,9 @@ export class DownloadMenu {
     this.offer(["wav", "pcm"]);
     this.#menu.addEventListener("keydown", (event) => event.key === "Escape" && this.#close());
     this.#menu.querySelector("summary").addEventListener("click", (event) => this.#track || event.preventDefault());
+    this.#menu.addEventListener("focusout", ({ relatedTarget: to }) => {
+      if (to && !this.#menu.contains(to)) this.#menu.open = false;
+    });
     document.addEventListener("pointerdown", (event) => this.#menu.contains(event.target) || (this.#menu.open = false));
     this.show(null);
   }
