@@ -115,6 +115,17 @@ def test_a_file_dropped_on_the_page_does_not_replace_it(visit: Visit) -> None:
     assert not page.evaluate(DROP, False), "a text can be dropped into the text field"
 
 
+def test_the_findings_of_a_recording_are_sentences(visit: Visit) -> None:
+    page = visit()
+    report = {"seconds": 9, "level_db": -20, "noise_db": -60, "findings": [{"message": "are words missing?"}]}
+    page.route("**/v1/references/check*", lambda route: route.fulfill(json=report))
+    page.click("#add-voice")
+    page.check("input[value=upload]")
+    page.set_input_files("#recording-file", {"name": "me.wav", "mimeType": "audio/wav", "buffer": b"RIFF"})
+    page.wait_for_selector("#recording-check[data-state=findings]")
+    assert page.inner_text("#recording-check li") == "Are words missing?"
+
+
 def test_save_ends_the_recording(visit: Visit, serving: Serving) -> None:
     page = visit()
     start_recording(page)

@@ -71,7 +71,8 @@ export function streamAborted(receivedSeconds, elapsedSeconds) {
   return new Problem("The audio broke off", what + why);
 }
 
-function capitalised(text) {
+/** Returns a message as a sentence. */
+export function capitalised(text) {
   const sentence = text.trim();
   if (!sentence) return "";
   const ended = /[.!?…]$/.test(sentence) ? sentence : `${sentence}.`;

@@ -2,6 +2,7 @@
 
 import { Recorder } from "../audio/recorder.js";
 import { addVoice, checkRecording } from "../server/client.js";
+import { capitalised } from "../server/problem.js";
 import { byId, closable, element, showError } from "./dom.js";
 import { clock, duration } from "./words.js";
 
@@ -203,11 +204,9 @@ function checkWords(state, report, problem) {
   if (state === "failed") return [element("p", {}, problem.status === 400 ? problem.detail : "It could not be checked now.")];
   const facts = `${duration(report.seconds)}, ${Math.round(report.level_db)} dB loud, noise at ${Math.round(report.noise_db)} dB`;
   const found = report.findings.map(({ message }) => element("li", {}, capitalised(message)));
-  const verdict = found.length ? "It can be used, but could be better:" : "A good recording.";
+  const verdict = found.length ? "It can be used, but could be better." : "A good recording.";
   return [element("p", {}, element("b", {}, verdict), ` ${facts}`), element("ul", {}, ...found)];
 }
-
-const capitalised = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
 function drawLevel(canvas, level) {
   const dots = devicePixelRatio;
