@@ -177,6 +177,18 @@ def test_a_key_dialog_that_was_closed_stays_closed_until_it_is_asked_for(visit: 
         served.end()
 
 
+def test_a_failure_that_was_dismissed_is_not_shown_again_by_the_polling(visit: Visit) -> None:
+    page = visit()
+    page.route("**/v1/about", lambda route: route.fulfill(status=500, json={"message": "the disk is full"}))
+    page.reload()
+    page.wait_for_selector("#notice >> text=The disk is full.")
+    page.click("#notice-close")
+    for _ in range(3):
+        with page.expect_response("**/v1/about"):
+            pass
+    assert page.is_hidden("#notice")
+
+
 def test_a_voice_that_was_deleted_elsewhere_leaves_the_list(visit: Visit, serving: Serving, recording: bytes) -> None:
     page = visit()
     add_voice(page, "short lived", recording)

@@ -56,6 +56,7 @@ const editDialog = new EditDialog();
 new EngineView();
 
 let loaded = false; // the model's description is loaded
+let reported = ""; // the last failure to load it; the page tries again, but does not show it again
 let declined = false; // the user closed the key dialog without a key; do not ask again
 
 async function pollServer() {
@@ -93,11 +94,17 @@ async function loadModelInfo() {
     showVoices(facts.voices);
     byId("version").textContent = `Shoal ${facts.version}`;
     loaded = true;
+    reported = "";
   } catch (problem) {
     if (problem.status === 401) await requireKey(problem);
-    else if (problem.title) notice.show(problem);
+    else if (problem.title) reportOnce(problem);
     else throw problem;
   }
+}
+
+function reportOnce(problem) {
+  if (reported !== problem.detail) notice.show(problem);
+  reported = problem.detail;
 }
 
 /** The polling loads the model's description when there is a key. */
