@@ -75,6 +75,16 @@ def test_a_named_origin_may_send_requests_and_read_responses(chosen: Chosen) -> 
     assert (refusal.status_code, refusal.headers["access-control-allow-origin"]) == (422, FRIEND)
 
 
+# Headers of OpenAI's and ElevenLabs' JavaScript clients.
+@pytest.mark.parametrize(
+    "headers", ["authorization,content-type,x-stainless-lang,x-stainless-timeout", "x-fern-language"]
+)
+def test_a_named_origin_may_send_the_headers_of_javascript_clients(chosen: Chosen, headers: str) -> None:
+    asks = {"origin": FRIEND, "access-control-request-method": "POST", "access-control-request-headers": headers}
+    preflight = httpx.options(f"{chosen.serving.url}/v1/tts", headers=asks, trust_env=False, verify=False)
+    assert (preflight.status_code, preflight.headers["access-control-allow-headers"]) == (200, headers)
+
+
 def test_other_origins_may_not(chosen: Chosen) -> None:
     asks = {"origin": STRANGER, "access-control-request-method": "POST"}
     preflight = httpx.options(f"{chosen.serving.url}/v1/tts", headers=asks, trust_env=False, verify=False)

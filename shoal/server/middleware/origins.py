@@ -15,10 +15,11 @@ from shoal.api.exceptions import ForeignOrigin
 from shoal.server.error_responses import send_error
 
 METHODS = ("GET", "POST", "DELETE")
-REQUEST_HEADERS = ("Authorization", "Content-Type", "Accept", "X-Request-ID", "model", "xi-api-key")
+# Any, because SDKs send headers of their own (X-Stainless-Lang, X-Fern-Language), more with every version.
+REQUEST_HEADERS = ("*",)
 EXPOSED_HEADERS = (
-    *("X-Request-ID", "X-Sample-Rate", "X-Channels", "X-Seed", "X-Ignored-Fields"),
-    *("Retry-After", "Content-Disposition"),
+    *("X-Request-ID", "X-Sample-Rate", "X-Channels", "X-Model", "X-Seed", "X-Ignored-Fields", "X-Spoken-Text"),
+    *("request-id", "Retry-After", "Content-Disposition"),
 )
 FOREIGN_SITES = ("cross-site", "same-site")  # values of Sec-Fetch-Site
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
