@@ -240,6 +240,22 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         await close_transport(self.transport, self._lost, immediately)
 
 
+def send_until_close(cycle: RequestResponseCycle) -> None:
+    """Send a body of unknown length without chunks: HTTP/1.0 has none, the end of the connection ends the body."""
+    send, has_length = cycle.send, False
+
+    async def send_plain(message: Any) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            cycle.chunked_encoding = None if has_length else False
+        elif not has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plain  # type: ignore[method-assign]
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with limits on headers, pipelined requests, idle connections and stalled clients.
 
@@ -332,6 +348,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not newest:  # no upgrade to a WebSocket
             self._unanswered.append(self.cycle)
+            if self.scope["http_version"] == "1.0":
+                send_until_close(self.cycle)
 
     def on_message_complete(self) -> None:
         if not self._ignores_upgrade():

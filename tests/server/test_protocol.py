@@ -19,6 +19,7 @@ from shoal.api.config import Limits
 from shoal.api.live.events import MAX_EVENT_BYTES
 from shoal.api.state import ServerState
 from shoal.server.protocol import MAX_PIPELINED, UNREAD_BYTES, BoundedWebSocket
+from shoal.server.routes.static import PAGE
 from tests.server.standin import Standin, listening, state_with, wait_until
 from tests.websocket import connect
 
@@ -61,8 +62,8 @@ def nothing_held(server: Server) -> Iterator[None]:
     wait_until(lambda: server.used == 0)
 
 
-def post(text: str, *headers: str, path: str = "/v1/tts") -> bytes:
-    body = json.dumps({"text": text, "format": "pcm"})
+def post(text: str, *headers: str, path: str = "/v1/tts", stream: bool = False) -> bytes:
+    body = json.dumps({"text": text, "format": "pcm", "streaming": stream})
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
     return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", body]).encode()
 
@@ -72,6 +73,14 @@ def read_all(line: socket.socket) -> bytes:
     while piece := line.recv(1 << 16):
         received += piece
     return received
+
+
+def unchunked(body: bytes) -> bytes:
+    content = b""
+    while body:
+        size, _, rest = body.partition(b"\r\n")
+        content, body = content + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return content
 
 
 H2C = ("Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
@@ -115,6 +124,30 @@ def test_connect_is_refused(server: Server) -> None:
         answer = read_all(line)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_an_http_1_0_client_gets_a_response_with_its_length(server: Server, method: str) -> None:
+    with server.connect() as line:
+        line.sendall(f"{method} / HTTP/1.0\r\n\r\n".encode())
+        head, _, body = read_all(line).partition(b"\r\n\r\n")
+    assert b"content-length: %d\r\n" % (PAGE / "index.html").stat().st_size in head + b"\r\n"
+    assert body == ((PAGE / "index.html").read_bytes() if method == "GET" else b"")
+
+
+def test_an_http_1_0_client_gets_a_stream_without_chunks(server: Server) -> None:
+    """The end of the connection ends the stream; a chunk's length would be heard as samples."""
+
+    def samples(version: str, *headers: str) -> bytes:
+        with server.connect() as line:
+            line.sendall(post("Hello.", *headers, stream=True).replace(b"HTTP/1.1", version.encode()))
+            head, _, body = read_all(line).partition(b"\r\n\r\n")
+        assert b"200 OK" in head
+        assert (b"transfer-encoding: chunked" in head) == (version == "HTTP/1.1")
+        return body
+
+    chunked, plain = samples("HTTP/1.1", "Connection: close"), samples("HTTP/1.0")
+    assert unchunked(chunked) == plain
 
 
 def test_a_client_that_ends_its_sending_side_gets_its_response(server: Server) -> None:
