@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -113,6 +114,23 @@ def test_voices_and_models_are_listed(client: elevenlabs.ElevenLabs) -> None:
     assert {voice.voice_id for voice in client.voices.search().voices} == voices.keys()
     assert client.voices.get(OTHER_VOICE).name == TITLES[OTHER_VOICE]
     assert [(model.model_id, model.can_do_text_to_speech) for model in client.models.list()] == [("nano", True)]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"search": "IMOGEN"}, ["imogen"]),
+        ({"search": "nobody"}, []),
+        ({"voice_ids": ["otis", "imogen", "x"], "page_size": 1}, ["imogen", "otis"]),
+        ({"voice_ids": "otis", "category": "cloned"}, []),
+        ({"search": "imogen", "gender": "male"}, []),
+        ({"search": "imogen", "gender": "female", "accent": "british", "category": "premade"}, ["imogen"]),
+    ],
+)
+def test_voices_are_found_by_the_fields_of_a_query(
+    client: elevenlabs.ElevenLabs, query: dict[str, Any], found: list[str]
+) -> None:
+    assert [voice.voice_id for voice in client.voices.search(**query).voices] == found
 
 
 def test_the_client_understands_our_errors(client: elevenlabs.ElevenLabs, nano: Serving) -> None:

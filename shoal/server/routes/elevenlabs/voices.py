@@ -1,11 +1,11 @@
 """ElevenLabs' `/v1/voices`, `/v2/voices` and `/v1/models`: list, describe, store and delete voices."""
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from shoal.api.bodies.parsing import JSON, Form, check_parts, parse_json, text_part, validated
 from shoal.api.bodies.schemas import VOICE_NAME, Body, VoiceName
@@ -74,6 +74,30 @@ class ElevenLabsVoicePage(ElevenLabsVoices):
     next_page_token: str | None = None
 
 
+class VoiceQuery(BaseModel):
+    """Query of the paged list. Parameters that select nothing here, such as `page_size`, are ignored."""
+
+    search: Annotated[str, Field(description="Text in the id, name, description, category or labels.")] = ""
+    voice_ids: Annotated[list[str], Field(description="Ids of the voices to list; default: all.")] = []
+    category: Annotated[str | None, Field(description="premade or cloned.")] = None
+    gender: str | None = None
+    accent: str | None = None
+
+    def selects(self, voice: ElevenLabsVoice) -> bool:
+        labels = voice.labels
+        words = (voice.voice_id, voice.name, voice.description or "", voice.category, *labels.values())
+        wanted = (
+            (self.category, voice.category),
+            (self.gender, labels.get("gender")),
+            (self.accent, labels.get("accent")),
+        )
+        return (
+            any(self.search.lower() in word.lower() for word in words)
+            and (not self.voice_ids or voice.voice_id in self.voice_ids)
+            and all(value is None or value.lower() == (label or "").lower() for value, label in wanted)
+        )
+
+
 VOICE_ERRORS = error_responses(400, 401, 404, 503, elevenlabs=True)
 
 
@@ -82,9 +106,9 @@ async def voices(state: State, key: Caller) -> JSONResponse:
     return JSONResponse(ElevenLabsVoices(voices=await _voices(state)).model_dump())
 
 
-@router.get("/v2/voices", summary="List the voices", responses=model_response(ElevenLabsVoicePage, JSON) | VOICE_ERRORS)
-async def voice_page(state: State, key: Caller) -> JSONResponse:
-    found = await _voices(state)
+@router.get("/v2/voices", summary="Find voices", responses=model_response(ElevenLabsVoicePage, JSON) | VOICE_ERRORS)
+async def voice_page(state: State, key: Caller, query: Annotated[VoiceQuery, Query()]) -> JSONResponse:
+    found = [voice for voice in await _voices(state) if query.selects(voice)]
     return JSONResponse(ElevenLabsVoicePage(voices=found, total_count=len(found)).model_dump())
 
 
