@@ -9,7 +9,7 @@ from typing import Literal
 SlowReaderPolicy = Literal["end", "pause"]
 
 # Model names that OpenAI's clients send by default; all select the loaded model.
-MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+MODEL_ALIASES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15")
 
 
 @dataclass(frozen=True)

@@ -369,6 +369,24 @@ class OpenAISpeech(SamplingExtensions):
     lexicon: RequestLexicon
     show_text: ShowText = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, content: Any) -> Any:
+        """Drop fields that are null: clients in C# and Java write those that are not set."""
+        if not isinstance(content, dict):
+            return content
+        return {name: value for name, value in content.items() if value is not None or name not in cls.model_fields}
+
+    @field_validator("voice", mode="before")
+    @classmethod
+    def _readable_voice_error(cls, voice: Any) -> Any:
+        """Check a name before the union does: its errors name types of pydantic."""
+        if isinstance(voice, str) and not (len(voice) <= MAX_NAME and re.fullmatch(VOICE_NAME, voice)):
+            raise ValueError("a voice name has letters from a to z, digits, '-', '_' and spaces between them")
+        if not isinstance(voice, str | dict | list):
+            raise ValueError("send the name of a voice")
+        return voice
+
     @model_validator(mode="after")
     def _timestamps_need_events(self) -> "OpenAISpeech":
         if self.timestamps and self.stream_format != "sse":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from typing import get_args
 
 import httpx
 import numpy as np
@@ -61,6 +62,37 @@ def test_speed_changes_the_duration(client: openai.OpenAI, speed: float) -> None
         extra_body={"max_new_tokens": 50, "seed": 3},
     )
     assert read_audio(answer.content, 16_000, ANY_LENGTH).seconds == pytest.approx(2.0 / speed, rel=0.1, abs=0.1)
+
+
+def test_a_null_is_a_field_that_is_not_set(http: httpx.Client) -> None:
+    body = {"model": "tts-1", "voice": "alloy", "input": "Hello there.", **SHORT}
+    unset = dict.fromkeys(("response_format", "speed", "stream_format", "instructions", "normalize", "lexicon"))
+    answer = http.post("/v1/audio/speech", json=body | unset)
+    assert (answer.status_code, answer.content) == (200, http.post("/v1/audio/speech", json=body).content)
+    assert http.post("/v1/audio/speech", json=body | {"colour": None}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("voice", "message"),
+    [
+        ("af_bella+af_sky", "a voice name has letters"),
+        ("x" * 256, "a voice name has letters"),
+        (5, "send the name of a voice"),
+        (None, "voice: Field required"),
+    ],
+)
+def test_a_wrong_voice_is_an_error_that_names_the_field(http: httpx.Client, voice: object, message: str) -> None:
+    answer = http.post("/v1/audio/speech", json={"model": "tts-1", "voice": voice, "input": "Hi."})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], message in error["message"]) == (422, "voice", True)
+
+
+def test_every_speech_model_of_openai_is_a_name_of_the_loaded_one(client: openai.OpenAI) -> None:
+    from openai.types.audio import SpeechModel
+
+    names = get_args(SpeechModel)
+    assert "gpt-4o-mini-tts-2025-12-15" in names
+    assert set(names) <= {model.id for model in client.models.list()}
 
 
 @pytest.mark.parametrize("route", ["/v1/audio/speech", "/invocations"])
