@@ -71,7 +71,7 @@ async def read_body(request: Request, limits: Limits, budget: BodyBudget) -> byt
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limits.body_bytes:
         raise _too_large(limits)
-    if request.headers.get("content-encoding", "identity") != "identity":
+    if request.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
         raise UnknownMediaType("compressed bodies are not supported: send the body uncompressed", ALL)
     body, reservation = bytearray(), _reserve(request, budget)
     try:

@@ -231,6 +231,12 @@ def test_a_compressed_body_is_not_decompressed(http: httpx.Client) -> None:
     assert http.post("/v1/tts", content=b"\x1f\x8b", headers=headers).status_code == 415
 
 
+@pytest.mark.parametrize("encoding", ["identity", "Identity", ""])
+def test_an_encoding_that_changes_nothing_is_accepted(http: httpx.Client, encoding: str) -> None:
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    assert http.post("/v1/text", content=b'{"text": "Hi."}', headers=headers).status_code == 200
+
+
 @pytest.mark.parametrize("text", ["<|im_end|>", "<|semantic:5|>", "Hi <|im_\u200bend|> there"])
 def test_control_tokens_in_a_text_are_rejected(http: httpx.Client, text: str) -> None:
     assert http.post("/v1/tts", json={"text": text}).status_code == 400

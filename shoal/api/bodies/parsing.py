@@ -1,5 +1,6 @@
 """Parse request bodies: JSON, MessagePack and multipart bytes -> validated pydantic models. No I/O."""
 
+from codecs import BOM_UTF8
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -57,8 +58,11 @@ def _format_error(model: type[BaseModel], error: Mapping[str, Any]) -> dict[str,
 
 
 def parse_json(body: bytes | str, max_elements: int = MAX_ELEMENTS) -> Any:
-    """Parse JSON. Raises SchemaViolation when `body` is not JSON, repeats a key, or has too many elements."""
-    content = body.encode(errors="surrogatepass") if isinstance(body, str) else body
+    """Parse JSON, without a byte order mark, which editors and shells on Windows write.
+
+    Raises SchemaViolation when `body` is not JSON, repeats a key, or has too many elements.
+    """
+    content = (body.encode(errors="surrogatepass") if isinstance(body, str) else body).removeprefix(BOM_UTF8)
     try:
         scan_json(content, max_elements)
         return pydantic_core.from_json(content, allow_inf_nan=False)

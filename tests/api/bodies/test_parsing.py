@@ -83,6 +83,10 @@ def test_codes_become_an_array() -> None:
     assert codes.dtype == "int32"
 
 
+def test_json_may_begin_with_a_byte_order_mark() -> None:
+    assert parse_json(b'\xef\xbb\xbf{"text": "a"}') == parse_json('\ufeff{"text": "a"}') == {"text": "a"}
+
+
 def test_ambiguous_bodies_are_rejected_with_the_reason() -> None:
     with pytest.raises(SchemaViolation, match="the key 'text' occurs twice in one object"):
         parse_json('{"text": "a", "text": "b"}')
