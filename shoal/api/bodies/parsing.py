@@ -1,5 +1,6 @@
 """Parse request bodies: JSON, MessagePack and multipart bytes -> validated pydantic models. No I/O."""
 
+import re
 from codecs import BOM_UTF8
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,12 @@ MAX_PARTS = 128
 PIECE_BYTES = 64 << 10
 MAX_ERRORS = 8  # reported per body
 MAX_NAME_CHARACTERS, MAX_MESSAGE_CHARACTERS = 64, 1_000  # limits of a client's field name and of one error in a message
+
+MAX_REPAIRED_BYTES = 1 << 20  # far above any text; a regular expression holds the GIL
+# Escapes of UTF-16 surrogates; the first alternative consumes escaped backslashes.
+_SURROGATES = re.compile(
+    rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<lone>\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
 
 Model = TypeVar("Model", bound=BaseModel)
 Form = dict[str, list[str | bytes]]  # part name -> texts (str) and files (bytes)
@@ -63,11 +70,18 @@ def parse_json(body: bytes | str, max_elements: int = MAX_ELEMENTS) -> Any:
     Raises SchemaViolation when `body` is not JSON, repeats a key, or has too many elements.
     """
     content = (body.encode(errors="surrogatepass") if isinstance(body, str) else body).removeprefix(BOM_UTF8)
+    if len(content) <= MAX_REPAIRED_BYTES and b"\\u" in content:
+        content = _SURROGATES.sub(_replace_lone, content)
     try:
         scan_json(content, max_elements)
         return pydantic_core.from_json(content, allow_inf_nan=False)
     except (ValueError, RecursionError) as error:
         raise _unreadable("JSON", error) from None
+
+
+def _replace_lone(escape: re.Match[bytes]) -> bytes:
+    """Replace half of a surrogate pair by U+FFFD: clients in JavaScript cut texts, and so emoji, at any code unit."""
+    return rb"\ufffd" if escape["lone"] else escape[0]
 
 
 def unpack(body: bytes, max_elements: int = MAX_ELEMENTS) -> Any:

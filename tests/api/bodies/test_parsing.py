@@ -87,6 +87,20 @@ def test_json_may_begin_with_a_byte_order_mark() -> None:
     assert parse_json(b'\xef\xbb\xbf{"text": "a"}') == parse_json('\ufeff{"text": "a"}') == {"text": "a"}
 
 
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (r"Hi \ud83d", "Hi \ufffd"),
+        (r"\ude00 there", "\ufffd there"),
+        (r"\uDE00\uD83D\uDE00\uD83D", "\ufffd\U0001f600\ufffd"),
+        (r"\\ud83d", r"\ud83d"),
+        (r"\\\ud83d\u0041", "\\\ufffdA"),
+    ],
+)
+def test_half_of_an_emoji_is_a_replacement_character(sent: str, read: str) -> None:
+    assert parse_json(f'{{"text": "{sent}"}}') == {"text": read}
+
+
 def test_ambiguous_bodies_are_rejected_with_the_reason() -> None:
     with pytest.raises(SchemaViolation, match="the key 'text' occurs twice in one object"):
         parse_json('{"text": "a", "text": "b"}')
