@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import aiohttp
 import httpx
+import pytest
 
 from tests.clients.conftest import KEY
 from tests.lazy import LazyModule
@@ -70,6 +71,19 @@ def test_a_text_is_synthesized(nano: Serving) -> None:
         return (await tts.synthesize("Good morning.", conn_options=patient()).collect()).duration
 
     assert is_plausible(with_plugin(nano, use), "Good morning.")
+
+
+@pytest.mark.parametrize("model", ["eleven_turbo_v2_5", "eleven_v3"])
+def test_a_reply_without_words_is_silent_and_no_failure(nano: Serving, model: str) -> None:
+    """Without audio the plugin would repeat the reply, and LiveKit close its session after a few."""
+
+    async def use(tts: elevenlabs.TTS) -> list[float]:
+        async with tts.stream(conn_options=patient()) as stream:
+            stream.push_text("\N{PARTY POPPER}")
+            stream.end_input()
+            return [event.frame.duration async for event in stream]
+
+    assert 0 < sum(with_plugin(nano, use, model)) < 0.5
 
 
 def test_replies_use_one_connection_and_can_be_interrupted(nano: Serving) -> None:

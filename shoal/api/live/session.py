@@ -14,6 +14,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import numpy as np
+
 from shoal.api.accounting import RequestAccounting, expected_seconds
 from shoal.api.admission import BodyReservation
 from shoal.api.exceptions import IdleTimeout, Interrupted, NotReady
@@ -25,6 +27,10 @@ from shoal.api.state import ServerState
 from shoal.api.word_events import WordScale
 from shoal.errors import InvalidRequest, ShoalError, TextError
 from shoal.speech import AudioChunk, SpeechRequest, SpokenTurn, Word
+
+# Audio of a text without words, such as an emoji. Agent frameworks take a reply without audio for a failure of the
+# service: LiveKit repeats it and then closes its session, Pipecat gives the service up after three.
+SILENCE_SECONDS = 0.2
 
 # Receives encoded audio and the words that have ended in it; times and positions count from the start of the context.
 SendAudio = Callable[[bytes, tuple[Word, ...]], Awaitable[None]]
@@ -88,6 +94,7 @@ class TextMark(Enum):
     """Markers in the queue of text pieces: the client has flushed, or no more text follows."""
 
     FLUSHED = "flushed"
+    WORDLESS = "wordless"  # the flushed text has nothing to speak
     ENDED = "ended"
 
 
@@ -111,6 +118,7 @@ class LiveContext:
         self._pieces: asyncio.Queue[TextPiece | TextMark | NotReady] = asyncio.Queue()
         self._turns: tuple[SpokenTurn, ...] = ()
         self._busy_since: float | None = None
+        self._text_since_flush = self._words_since_flush = False
         self.ending = False  # no more text is accepted
         self.cancelled = False
         self.spoken = Spoken()
@@ -127,12 +135,16 @@ class LiveContext:
             self.ending = True
             self._pieces.put_nowait(refused)
         else:
+            self._text_since_flush = self._text_since_flush or bool(text.strip())
             self._enqueue(self._buffer.add(text))
 
     def flush(self) -> None:
         """Speak the buffered text now. Raises EngineBusy when the queue is full."""
         self._check_open()
         self._enqueue(self._buffer.flush())
+        if self._text_since_flush and not self._words_since_flush:
+            self._pieces.put_nowait(TextMark.WORDLESS)
+        self._text_since_flush = self._words_since_flush = False
         self._pieces.put_nowait(TextMark.FLUSHED)
 
     def end(self) -> None:
@@ -150,9 +162,11 @@ class LiveContext:
                 if isinstance(piece, TextPiece):
                     await self._speak(piece, number)
                     number += 1
+                elif piece is TextMark.WORDLESS:
+                    await self._be_silent()
                 else:
                     await self._send(await self._state.encode(self._encoder, self._encoder.drain), ())
-            if number:
+            if self.spoken.audio_seconds:
                 await self._send(await self._state.encode(self._encoder, self._encoder.finish), ())
         finally:
             self.close()
@@ -171,6 +185,7 @@ class LiveContext:
         for piece in pieces:
             self._enter_queue()
             self._pieces.put_nowait(piece)
+            self._words_since_flush = True
 
     def _enter_queue(self) -> None:
         """Take a place in the admission queue unless one is held. Raises EngineBusy when it is full."""
@@ -204,6 +219,12 @@ class LiveContext:
                 await self._send(audio, scale.apply(chunk.words))
                 self.spoken.add(chunk.seconds)
         self.spoken.end(piece)
+
+    async def _be_silent(self) -> None:
+        rate = self._job.engine.service.sample_rate
+        silence = np.zeros(round(SILENCE_SECONDS * rate), np.float32)
+        await self._send(await self._state.encode(self._encoder, self._encoder.feed, silence), ())
+        self.spoken.audio_seconds += SILENCE_SECONDS
 
     def _request(self, text: str, number: int) -> SpeechRequest:
         request = self._job.request

@@ -117,16 +117,46 @@ def test_flushed_text_is_spoken_before_the_session_ends(server: Serving) -> None
     assert events[-1]["spoken"]["characters"] == 2
 
 
-def test_a_session_without_words_sends_no_audio(server: Serving) -> None:
+def test_a_text_without_words_is_a_short_silence(server: Serving) -> None:
+    """Agent frameworks take a reply without audio for a failure of the service."""
     with live(server) as socket:
         send(socket, event="start", request=START)
-        send(socket, event="text", text="  … ")
+        for text in ("  … ", "\N{PARTY POPPER}"):
+            send(socket, event="text", text=text)
+            send(socket, event="flush")
+            audio = receive(socket)["audio"]
+            assert len(audio) == round(0.2 * 2 * RATE)
+            assert not any(audio)
+        send(socket, event="stop")
+        assert receive(socket) == {
+            "event": "finish",
+            "reason": "stop",
+            "spoken": {"characters": 0, "audio_seconds": 0.4},
+        }
+
+
+def test_a_session_without_text_sends_no_audio(server: Serving) -> None:
+    with live(server) as socket:
+        send(socket, event="start", request=START)
+        send(socket, event="text", text=" \n ")
+        send(socket, event="flush")
         send(socket, event="stop")
         assert receive(socket) == {
             "event": "finish",
             "reason": "stop",
             "spoken": {"characters": 0, "audio_seconds": 0.0},
         }
+
+
+def test_words_need_no_silence_after_them(held: tuple[ServerState, Standin, ClientConnection]) -> None:
+    _, standin, socket = held
+    standin.go_on.set()
+    send(socket, event="start", request={**START, "min_chunk_length": 0})
+    send(socket, event="text", text="Hi. \N{PARTY POPPER}")
+    send(socket, event="flush")
+    send(socket, event="stop")
+    *_, finish = receive_all(socket)
+    assert finish["spoken"]["audio_seconds"] == pytest.approx(0.1 + standin.rest / RATE)
 
 
 @pytest.mark.parametrize(
