@@ -8,7 +8,7 @@ from fastapi import APIRouter, FastAPI
 
 from shoal import __version__
 from shoal.api.state import ServerState
-from shoal.server.error_responses import add_exception_handlers
+from shoal.server.error_responses import add_exception_handlers, add_socket_not_found
 from shoal.server.middleware.connection_limit import ConnectionLimit
 from shoal.server.middleware.errors import ErrorMiddleware
 from shoal.server.middleware.hosts import HostMiddleware
@@ -66,6 +66,7 @@ def create_app(
         app.include_router(health.metrics_router)
     static.add_routes(app)
     add_exception_handlers(app, state.queue.retry_after_seconds)
+    add_socket_not_found(app)
     add_middleware(app, state)
     app.openapi = lambda: document(app, requires_key=state.requires_key)  # type: ignore[method-assign]
     return app

@@ -88,6 +88,22 @@ def add_exception_handlers(app: FastAPI, retry_after_seconds: Callable[[], float
     app.add_exception_handler(exceptions.ClientDisconnected, on_disconnect)
 
 
+def add_socket_not_found(app: FastAPI) -> None:
+    """Answer WebSocket handshakes of unknown paths with 404.
+
+    Starlette closes them, which uvicorn turns into a 403 without a body, the sign of a wrong key.
+    """
+    default = app.router.default
+
+    async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await _routing_error(scope["path"], HTTPException(404))(scope, receive, send)
+        else:
+            await default(scope, receive, send)
+
+    app.router.default = not_found
+
+
 def status_of(error: BaseException) -> int:
     """Return the status code of the closest known base class; 500 for exceptions that are not ShoalErrors."""
     found = [STATUS[kind] for kind in type(error).__mro__ if issubclass(kind, ShoalError) and kind in STATUS]

@@ -397,6 +397,15 @@ def test_sockets_that_wait_for_a_close_frame_do_not_exceed_the_connections(
             line.close()
 
 
+@pytest.mark.parametrize("path", ["/", "/v1/tts/life", "/v1/audio/speech"])
+def test_a_socket_of_an_unknown_path_gets_a_404(server: Server, path: str) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"ws://127.0.0.1:{server.port}{path}")
+    answer = refused.value.response
+    assert (answer.status_code, "x-request-id" in answer.headers) == (404, True)
+    assert b"Not Found" in (answer.body or b"")
+
+
 def test_a_full_server_refuses_a_socket_with_a_status(tmp_path: Path) -> None:
     state = state_with(Standin(), Limits(connections=0), tmp_path)
     with listening(state) as port, pytest.raises(InvalidStatus, match="503"):
