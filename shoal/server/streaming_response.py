@@ -58,6 +58,8 @@ class SpeechResponse(Response):
         self.init_headers(headers)
         # `init_headers` sets the length of the empty body; the real length is unknown.
         del self.headers["content-length"]
+        # nginx and proxies like it would hold back the first 4 KiB: a second of opus.
+        self.headers["X-Accel-Buffering"] = "no"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.server.conftest import Serving
 from tests.waiting import wait_until
@@ -18,6 +19,12 @@ def test_ready_reports_the_backend(http: httpx.Client) -> None:
     assert backend in ("native", "eager")  # a machine without the library and a compiler has no native backend
     assert content["codec_backend"] == backend
     assert f'shoal_engine_backend{{backend="{backend}",part="codec"}} 1.0' in http.get("/metrics").text
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/ping"])
+def test_probes_answer_head_like_get(http: httpx.Client, path: str) -> None:
+    head, get = http.head(path), http.get(path)
+    assert (head.status_code, head.headers["content-length"]) == (200, get.headers["content-length"])
 
 
 def figures(http: httpx.Client) -> dict[str, float]:

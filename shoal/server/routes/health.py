@@ -17,11 +17,13 @@ metrics_router = APIRouter(tags=["Operations"], dependencies=[Depends(bearer)])
 LAG_SECONDS = 0.5
 
 
+@router.head("/health", include_in_schema=False)  # uptime monitors and `wget --spider` send HEAD
 @router.get("/health", summary="Check that the process is alive")
 async def health() -> JSONResponse:
     return JSONResponse({"status": "ok", "version": __version__})
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get(
     "/ready",
     summary="Check that requests are accepted, and show the backends of model and codec",

@@ -22,6 +22,7 @@ router = APIRouter(tags=["SageMaker"])
 EITHER_BODY = {"schema": {"oneOf": [reference("SpeechBody"), reference("OpenAISpeech")]}}
 
 
+@router.head("/ping", include_in_schema=False)
 @router.get("/ping", summary="Check that the container is ready", responses={503: {"description": "Not ready."}})
 async def ping(state: State) -> JSONResponse:
     return JSONResponse({"state": state.lifecycle.state}, 200 if state.lifecycle.state == "ready" else 503)

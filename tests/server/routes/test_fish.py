@@ -66,6 +66,11 @@ def test_latency_selects_streaming(http: httpx.Client) -> None:
     assert "content-length" in http.post("/v1/tts", json={**SAY, "latency": "balanced", "streaming": False}).headers
 
 
+def test_proxies_are_asked_not_to_buffer_streams(http: httpx.Client) -> None:
+    assert http.post("/v1/tts", json={**SAY, "streaming": True}).headers["x-accel-buffering"] == "no"
+    assert "x-accel-buffering" not in http.post("/v1/tts", json={**SAY, "streaming": False}).headers
+
+
 def test_speed_and_volume_change_the_audio(http: httpx.Client) -> None:
     default = samples_of(http.post("/v1/tts", json={**SAY, "max_new_tokens": 50}).content)
     fast = http.post("/v1/tts", json={**SAY, "max_new_tokens": 50, "prosody": {"speed": 2.0}})
