@@ -93,8 +93,7 @@ class IdleTimer:
 class TextMark(Enum):
     """Markers in the queue of text pieces: the client has flushed, or no more text follows."""
 
-    FLUSHED = "flushed"
-    WORDLESS = "wordless"  # the flushed text has nothing to speak
+    FLUSHED = "flushed"  # after text; a flush without text before it has no effect
     ENDED = "ended"
 
 
@@ -118,7 +117,7 @@ class LiveContext:
         self._pieces: asyncio.Queue[TextPiece | TextMark | NotReady] = asyncio.Queue()
         self._turns: tuple[SpokenTurn, ...] = ()
         self._busy_since: float | None = None
-        self._text_since_flush = self._words_since_flush = False
+        self._text_since_flush = False
         self.ending = False  # no more text is accepted
         self.cancelled = False
         self.spoken = Spoken()
@@ -142,10 +141,9 @@ class LiveContext:
         """Speak the buffered text now. Raises EngineBusy when the queue is full."""
         self._check_open()
         self._enqueue(self._buffer.flush())
-        if self._text_since_flush and not self._words_since_flush:
-            self._pieces.put_nowait(TextMark.WORDLESS)
-        self._text_since_flush = self._words_since_flush = False
-        self._pieces.put_nowait(TextMark.FLUSHED)
+        if self._text_since_flush:
+            self._text_since_flush = False
+            self._pieces.put_nowait(TextMark.FLUSHED)
 
     def end(self) -> None:
         """Speak the buffered text and end; `run` then returns. Idempotent."""
@@ -156,16 +154,17 @@ class LiveContext:
 
     async def run(self) -> None:
         """Speak until `end` was called and all text is spoken. Raises ShoalError. Cancelling stops at the next step."""
-        number = 0
+        number, flushed_seconds = 0, 0.0
         try:
             while (piece := await self._next_piece()) is not TextMark.ENDED:
                 if isinstance(piece, TextPiece):
                     await self._speak(piece, number)
                     number += 1
-                elif piece is TextMark.WORDLESS:
+                    continue
+                if self.spoken.audio_seconds == flushed_seconds:
                     await self._be_silent()
-                else:
-                    await self._send(await self._state.encode(self._encoder, self._encoder.drain), ())
+                await self._send(await self._state.encode(self._encoder, self._encoder.drain), ())
+                flushed_seconds = self.spoken.audio_seconds
             if self.spoken.audio_seconds:
                 await self._send(await self._state.encode(self._encoder, self._encoder.finish), ())
         finally:
@@ -185,7 +184,6 @@ class LiveContext:
         for piece in pieces:
             self._enter_queue()
             self._pieces.put_nowait(piece)
-            self._words_since_flush = True
 
     def _enter_queue(self) -> None:
         """Take a place in the admission queue unless one is held. Raises EngineBusy when it is full."""
