@@ -33,9 +33,19 @@ PCM_RATE = 24_000  # Hz; OpenAI's clients assume it, since pcm has no header
 
 
 class Body(BaseModel):
-    """Base of all bodies: unknown fields and wrong types are rejected, never ignored or converted."""
+    """Base of all bodies: unknown fields and wrong types are rejected, never ignored or converted.
+
+    A null is a field that is not set, even an unknown one: clients in C#, Java and JavaScript (MessagePack) send it.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, content: Any) -> Any:
+        if not isinstance(content, dict):
+            return content
+        return {name: value for name, value in content.items() if value is not None}
 
 
 def _integral(value: Any) -> Any:
@@ -368,14 +378,6 @@ class OpenAISpeech(SamplingExtensions):
     ssml: Ssml = None
     lexicon: RequestLexicon
     show_text: ShowText = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_default(cls, content: Any) -> Any:
-        """Drop fields that are null: clients in C# and Java write those that are not set."""
-        if not isinstance(content, dict):
-            return content
-        return {name: value for name, value in content.items() if value is not None or name not in cls.model_fields}
 
     @field_validator("voice", mode="before")
     @classmethod

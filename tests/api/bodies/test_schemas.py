@@ -15,6 +15,16 @@ def body(**fields: Any) -> SpeechBody:
     return validated(SpeechBody, {"text": "Hello.", **fields})
 
 
+@pytest.mark.parametrize("name", [*sorted({*SpeechBody.model_fields, "model_id"} - {"text"})])
+def test_a_null_is_a_field_that_is_not_set(name: str) -> None:
+    assert body(**{name: None}) == body()
+
+
+def test_a_null_in_place_of_the_text_is_a_missing_text() -> None:
+    with pytest.raises(SchemaViolation, match="text: Field required"):
+        body(text=None)
+
+
 @pytest.mark.parametrize(
     ("latency", "frame_rate", "frames"),
     [(None, 21.5, None), ("low", 21.5, None), ("balanced", 21.5, 10), ("balanced", 25.0, 12), ("normal", 21.5, 20)],

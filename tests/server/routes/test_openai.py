@@ -66,10 +66,10 @@ def test_speed_changes_the_duration(client: openai.OpenAI, speed: float) -> None
 
 def test_a_null_is_a_field_that_is_not_set(http: httpx.Client) -> None:
     body = {"model": "tts-1", "voice": "alloy", "input": "Hello there.", **SHORT}
-    unset = dict.fromkeys(("response_format", "speed", "stream_format", "instructions", "normalize", "lexicon"))
+    unset = dict.fromkeys(("response_format", "speed", "stream_format", "instructions", "normalize", "lexicon", "user"))
     answer = http.post("/v1/audio/speech", json=body | unset)
     assert (answer.status_code, answer.content) == (200, http.post("/v1/audio/speech", json=body).content)
-    assert http.post("/v1/audio/speech", json=body | {"colour": None}).status_code == 422
+    assert http.post("/v1/audio/speech", json=body | {"input": None}).status_code == 422
 
 
 @pytest.mark.parametrize(
