@@ -35,6 +35,13 @@ def test_the_collector_skips_what_exists_when_the_server_has_started(tmp_path: P
         resume_full_gc()
 
 
+def test_idle_connections_outlive_those_of_load_balancers(tmp_path: Path) -> None:
+    """Google's keep them for 600 s, AWS's for 60 s; a request on a connection that is being closed is a 502."""
+    supervisor: Any = None
+    server = DrainingServer(state_with(Standin(), Limits(), tmp_path), supervisor)
+    assert server.config.timeout_keep_alive > 600
+
+
 @pytest.mark.parametrize(("soft", "hard", "allowed"), [(256, 4096, 612), (256, 300, 300), (2048, 4096, 2048)])
 def test_as_many_files_may_be_open_as_connections_need(soft: int, hard: int, allowed: int) -> None:
     """In another process, because a hard limit cannot be raised again."""
