@@ -24,6 +24,9 @@ if sys.platform != "win32":
     import fcntl
     import termios
 
+# Longer than load balancers keep idle connections (AWS and nginx 60 s, Google 600 s): otherwise they send requests on
+# connections that the server is closing, and answer 502. `connections` bounds the number of idle ones.
+KEEP_ALIVE_SECONDS = 620
 CLOSING_SECONDS = 5.0
 CHECKS = 4  # checks per stall timeout
 UNREAD_BYTES = 1 << 20  # unsent bytes of a WebSocket above which pings are not answered
@@ -466,6 +469,7 @@ class ProtocolOptions(TypedDict):
     ws: Literal["websockets-sansio"]
     ws_max_size: int
     ws_per_message_deflate: bool
+    timeout_keep_alive: int
 
 
 def protocol_options(limits: Limits, budget: BodyBudget) -> ProtocolOptions:
@@ -478,4 +482,5 @@ def protocol_options(limits: Limits, budget: BodyBudget) -> ProtocolOptions:
         "ws": "websockets-sansio",
         "ws_max_size": limits.body_bytes,
         "ws_per_message_deflate": False,
+        "timeout_keep_alive": KEEP_ALIVE_SECONDS,
     }

@@ -37,9 +37,6 @@ logger = logging.getLogger(__name__)
 
 DRAIN_CHECK_SECONDS = 0.05
 OTHER_FILES = 512  # open files of a process besides its connections
-# Longer than load balancers keep idle connections (AWS and nginx 60 s, Google 600 s): otherwise they send requests on
-# connections that the server is closing, and answer 502. `connections` bounds the number of idle ones.
-KEEP_ALIVE_SECONDS = 620
 LISTEN_BACKLOG = 512  # connections that the kernel queues before they are accepted
 
 
@@ -208,7 +205,6 @@ class DrainingServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
             )
         )
