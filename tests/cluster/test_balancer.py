@@ -29,8 +29,8 @@ from shoal.api.config import Limits
 from shoal.api.exceptions import ClientDisconnected
 from shoal.cluster.balancer.app import BalancerServer, create_balancer
 from shoal.cluster.balancer.config import BalancerConfig, WorkerAddress, parse_candidate, parse_weights, parse_workers
-from shoal.cluster.balancer.proxy import Proxy, path_and_query
-from shoal.cluster.balancer.workers import WeightedShares, WorkerPool
+from shoal.cluster.balancer.proxy import Proxy, path_and_query, voice_in_path
+from shoal.cluster.balancer.workers import WeightedShares, Worker, WorkerPool
 from shoal.errors import InvalidRequest
 from tests.server.conftest import ROOT, Serving, command, free_port, samples_of, start, surroundings
 from tests.server.standin import listening, state_with
@@ -44,6 +44,7 @@ from tests.server.test_slow_readers import (
 from tests.waiting import TIMEOUT_SECONDS, wait_until
 from tests.websocket import connect
 
+TIMED_OUT = "no answer to /ready: TimeoutError"
 SAY = {"text": "The tide is coming in.", "seed": 7, "max_new_tokens": 12, "format": "wav"}
 
 
@@ -86,7 +87,9 @@ def test_requests_alternate_between_the_servers_and_sound_the_same(balancer: Ser
 def test_errors_and_headers_of_the_servers_pass_through(balancer: Serving) -> None:
     wrong = balancer.client().post("/v1/tts", json={"text": ""}, headers={"X-Request-ID": "find-me"})
     assert (wrong.status_code // 100, wrong.headers["x-request-id"]) == (4, "find-me")
-    assert balancer.client().get("/v1/models").json()["object"] == "list"
+    models = balancer.client().get("/v1/models")
+    assert models.json()["object"] == "list"
+    assert len(models.headers.get_list("date")) == 1
     assert balancer.client().get("/nowhere").status_code == 404
 
 
@@ -164,6 +167,23 @@ def test_a_request_without_audio_is_repeated_on_another_server(breaking: str, wo
         assert len(samples_of(answer.content)) > 1000
         broken, working = client.get("/v1/workers").json()["workers"]
     assert (broken["healthy"], broken["failed"], working["healthy"]) == (False, 1, True)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/text-to-speech/otis/stream",
+        "/v1/text-to-dialogue",
+        "/compat/elevenlabs/v1/text-to-speech/otis",
+        "/compat/elevenlabs/v1/text-to-dialogue/stream",
+        "/v1/text",
+        "/v1/convert",
+    ],
+)
+def test_every_request_that_stores_nothing_is_repeated(path: str, breaking: str, workers: list[Serving]) -> None:
+    with balanced(breaking, workers[0].url) as client:
+        answer = client.post(path, json={})
+    assert (answer.status_code // 100, answer.headers["x-shoal-worker"]) == (4, "worker-2")
 
 
 def test_a_request_that_changes_something_is_not_repeated(breaking: str, workers: list[Serving]) -> None:
@@ -280,6 +300,48 @@ def test_a_worker_that_is_lost_is_taken_out_by_the_next_check() -> None:
 
     (worker,) = asyncio.run(check()).workers
     assert (worker.healthy, "no answer" in worker.reason) == (False, True)
+
+
+async def endless(writer: asyncio.StreamWriter, seconds: float) -> None:
+    """Answer with JSON that never ends, a piece every so many seconds."""
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n")
+    with contextlib.suppress(ConnectionError):
+        while True:
+            writer.write(b" " * 4096)
+            await writer.drain()
+            await asyncio.sleep(seconds)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"[]", b'"ready"', b"[" * 50_000, b"<html></html>", b"\xff{}", 0.0, 0.05],
+    ids=lambda each: str(each)[:12],
+)
+def test_a_worker_that_answers_health_checks_with_garbage_is_taken_out(answer: bytes | float) -> None:
+    """Its answer must not end or hold up the checks of the other workers."""
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if isinstance(answer, bytes):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n")
+            writer.write(b"content-length: %d\r\n\r\n%b" % (len(answer), answer))
+        else:
+            await endless(writer, answer)
+        writer.close()
+
+    async def scenario() -> Worker:
+        async with (
+            await asyncio.start_server(respond, "127.0.0.1", 0) as server,
+            httpx.AsyncClient(trust_env=False, verify=False) as client,
+        ):
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            pool = WorkerPool(BalancerConfig((WorkerAddress(url),), connect_seconds=0.5), client)
+            await asyncio.wait_for(pool.check(), TIMEOUT_SECONDS)
+            return pool.workers[0]
+
+    worker = asyncio.run(scenario())
+    assert not worker.healthy
+    assert worker.reason in ("not a Shoal server: the answer to /ready is not a JSON object", TIMED_OUT)
 
 
 def speech_request(disconnected: asyncio.Event) -> Request:
@@ -443,6 +505,12 @@ def test_a_client_that_reads_nothing_is_disconnected(live: bool, tmp_path: Path)
         wait_until(lambda: client.get("/v1/workers").json()["workers"][0]["in_flight"] == 0)
         (worker,) = client.get("/v1/workers").json()["workers"]
     assert (worker["healthy"], worker["failed"]) == (True, 0)
+
+
+def test_a_socket_goes_to_the_replica_of_the_voice_in_its_path() -> None:
+    paths = ("/v1/text-to-speech/otis/stream-input", "/compat/elevenlabs/v1/text-to-speech/otis/stream-input")
+    sockets = [HTTPConnection({"type": "websocket", "path": path, "headers": []}) for path in (*paths, "/v1/tts/live")]
+    assert [voice_in_path(each) for each in sockets] == ["name:otis", "name:otis", None]
 
 
 def test_sockets_are_forwarded_to_the_target_as_the_client_wrote_it() -> None:

@@ -28,7 +28,6 @@ MAX_ANSWER_BYTES = 16 << 20  # longer answers are compared by their latency alon
 COPY_SECONDS = 120.0
 ANALYSIS_RATE = 16_000  # Hz
 LIMITS = AudioLimits(max_bytes=MAX_ANSWER_BYTES, min_seconds=0.0, max_seconds=1200.0)
-SPEECH_PATHS = ("/v1/tts", "/v1/audio/speech", "/v1/text-to-speech/", "/invocations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +92,8 @@ class Comparison:
         self._credit = 0.0
         self._copies: set[asyncio.Task[None]] = set()
 
-    def selects(self, method: str, path: str) -> bool:
-        """Return whether to copy this request: every 1/share-th speech request, evenly spaced."""
-        if method != "POST" or not path.startswith(SPEECH_PATHS):
-            return False
+    def selects(self) -> bool:
+        """Return whether to copy a speech request: every 1/share-th, evenly spaced."""
         self._credit += self.share
         chosen = self._credit >= 1.0
         self._credit -= chosen

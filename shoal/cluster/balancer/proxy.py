@@ -27,8 +27,10 @@ from shoal.server.streaming_response import close_connection, wait_for_disconnec
 
 logger = logging.getLogger(__name__)
 
-# Routes that only generate audio and store nothing, so a request can safely be retried.
-SPEECH_PATHS = ("/v1/tts", "/v1/audio/speech", "/v1/text-to-speech/", "/invocations", "/v1/vqgan/")
+# Routes that only generate audio, and others that store nothing: a request can safely be retried.
+SPEECH_PATHS = ("/v1/tts", "/v1/audio/speech", "/v1/text-to-speech/", "/v1/text-to-dialogue", "/invocations")
+STATELESS_PATHS = (*SPEECH_PATHS, "/v1/vqgan/", "/v1/text", "/v1/convert")
+ELEVENLABS_PREFIX = "/compat/elevenlabs"  # the same routes again
 RETRIED_STATUSES = (429, 502, 503)  # the worker is full or shutting down; another one may accept the request
 # Hop-by-hop headers (RFC 9110), and those that the balancer sets or checks itself: Host, X-Request-ID, Origin.
 CONNECTION_HEADERS = {
@@ -95,7 +97,7 @@ class Proxy:
             worker.counts["failed"] += response.status_code >= 500
             body_chunks = relay(first, chunks, timer, worker, request.scope)
             comparison = self._comparison
-            if comparison is not None and comparison.selects(request.method, request.url.path):
+            if comparison is not None and is_speech(request) and comparison.selects():
                 body_chunks = comparison.observe(
                     body_chunks, answer, response.status_code, copied_request(request, body)
                 )
@@ -162,7 +164,15 @@ async def relay(
 
 
 def is_repeatable(request: Request) -> bool:
-    return request.method in ("GET", "HEAD", "OPTIONS") or request.url.path.startswith(SPEECH_PATHS)
+    return request.method in ("GET", "HEAD", "OPTIONS") or _path(request).startswith(STATELESS_PATHS)
+
+
+def is_speech(request: Request) -> bool:
+    return request.method == "POST" and _path(request).startswith(SPEECH_PATHS)
+
+
+def _path(request: HTTPConnection) -> str:
+    return request.url.path.removeprefix(ELEVENLABS_PREFIX)
 
 
 def copied_request(request: Request, body: bytes) -> CopiedRequest:
@@ -172,12 +182,16 @@ def copied_request(request: Request, body: bytes) -> CopiedRequest:
 
 def voice_of(request: Request, body: bytes) -> str | None:
     """Return the routing key of a request's voice; None if finding it is not cheap: affinity is only a preference."""
-    if request.url.path.startswith("/v1/text-to-speech/"):
-        return f"name:{request.url.path.split('/')[3]}"
-    if len(body) > INLINE_BYTES:
-        return None
+    if (in_path := voice_in_path(request)) or len(body) > INLINE_BYTES:
+        return in_path
     voice = _field(_parsed(media_type(request), body), "reference_id", "voice")
     return f"name:{voice}" if voice else None
+
+
+def voice_in_path(request: HTTPConnection) -> str | None:
+    """Return the routing key of the voice in one of ElevenLabs' paths."""
+    path = _path(request)
+    return f"name:{path.split('/')[3]}" if path.startswith("/v1/text-to-speech/") else None
 
 
 def _parsed(kind: str, body: bytes) -> Any:
@@ -211,5 +225,6 @@ def _forwarded(request: Request) -> list[tuple[bytes, bytes]]:
 
 
 def _returned(headers: httpx.Headers, worker: Worker) -> dict[str, str]:
-    kept = {name: value for name, value in headers.items() if name not in CONNECTION_HEADERS - {"content-length"}}
+    own = (CONNECTION_HEADERS | {"date"}) - {"content-length"}  # the balancer adds a date to every response
+    kept = {name: value for name, value in headers.items() if name not in own}
     return {**kept, "x-shoal-worker": worker.name}

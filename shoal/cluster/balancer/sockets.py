@@ -13,7 +13,7 @@ from websockets.http11 import Response as Refusal
 
 from shoal.api.exceptions import NotReady, SlowReader
 from shoal.cluster.balancer.config import RETRY_SECONDS, BalancerConfig
-from shoal.cluster.balancer.proxy import RETRIED_STATUSES, path_and_query
+from shoal.cluster.balancer.proxy import RETRIED_STATUSES, path_and_query, voice_in_path
 from shoal.cluster.balancer.workers import Worker, WorkerPool
 from shoal.server.error_responses import error_response
 from shoal.server.middleware.request_id import request_id
@@ -28,7 +28,7 @@ RETURNED = ("content-type", "retry-after", "www-authenticate", "x-model")
 
 async def forward_socket(socket: WebSocket, config: BalancerConfig, pool: WorkerPool) -> None:
     """Connect to the best worker before accepting, so that the client gets a refusal as an HTTP response."""
-    workers = pool.order(None)[: config.attempts]
+    workers = pool.order(voice_in_path(socket))[: config.attempts]
     for number, worker in enumerate(workers, 1):
         with worker.request():
             try:

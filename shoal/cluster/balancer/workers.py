@@ -1,6 +1,7 @@
 """Health, load and latency of the workers behind a balancer, and the order in which a request tries them."""
 
 import asyncio
+import json
 import logging
 import time
 from collections import Counter, deque
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 RECENT_REQUESTS = 512  # requests per worker whose latency is reported
 DEFAULT_SLOTS = 16  # until the worker has reported its own
+MAX_READY_BYTES = 64 << 10
 
 
 @dataclass(eq=False)
@@ -153,21 +155,39 @@ class WorkerPool:
 
     async def _check(self, worker: Worker) -> None:
         try:
-            answer = await self._client.get(f"{worker.address.url}/ready", timeout=self._config.connect_seconds)
-            status = answer.json() if answer.headers.get("content-type", "").startswith("application/json") else {}
-        except (httpx.HTTPError, ValueError) as problem:
+            async with asyncio.timeout(2 * self._config.connect_seconds):  # to connect, and to answer
+                code, status = await self._ready(worker)
+        except (httpx.HTTPError, TimeoutError) as problem:
             worker.mark(f"no answer to /ready: {type(problem).__name__}")
             worker.unanswered_checks += 1
             if worker.unanswered_checks >= self._config.give_up_checks:
                 worker.give_up()
             return
         worker.unanswered_checks = 0
-        if answer.status_code != 200:
-            worker.mark(f"not ready: {status.get('state', answer.status_code)}")
+        if code != 200:
+            worker.mark(f"not ready: {(status or {}).get('state', code)}")
+            return
+        if status is None:
+            worker.mark("not a Shoal server: the answer to /ready is not a JSON object")
             return
         worker.slots = _count(status.get("slots")) or worker.slots
         worker.reported_load = _count(status.get("in_flight"))
         worker.mark("")
+
+    async def _ready(self, worker: Worker) -> tuple[int, dict[str, Any] | None]:
+        """Return status and body of the worker's `/ready`; None for a body that is not a JSON object."""
+        url, seconds = f"{worker.address.url}/ready", self._config.connect_seconds
+        async with self._client.stream("GET", url, timeout=seconds) as answer:
+            body = b""
+            async for chunk in answer.aiter_bytes():
+                body += chunk
+                if len(body) > MAX_READY_BYTES:
+                    return answer.status_code, None
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
+            return answer.status_code, None
+        return answer.status_code, document if isinstance(document, dict) else None
 
 
 class WeightedShares:
