@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from contextvars import Context
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -252,16 +253,18 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.started and self._drain is None and not self.should_exit:
-            logger.info("shutting down: finishing %s", counted(self._state.queue.in_flight, "request"))
             self._state.lifecycle.begin_shutdown()
-            self._loop.call_soon_threadsafe(self._begin_drain)
+            # The handler runs in the context of any task; the log lines of the drain belong to no request.
+            self._loop.call_soon_threadsafe(self._begin_drain, context=Context())
             return
         self.should_exit = True  # a second signal skips the drain
+        self.config.timeout_graceful_shutdown = 0
         super().handle_exit(sig, frame)
         # uvicorn would raise the signal again at exit; a requested shutdown must exit with status 0.
         self._captured_signals.clear()
 
     def _begin_drain(self) -> None:
+        logger.info("shutting down: finishing %s", counted(self._state.queue.in_flight, "request"))
         self._drain = asyncio.create_task(self._finish())
 
     async def _finish(self) -> None:

@@ -22,7 +22,6 @@ from tests.server.conftest import (
     Serving,
     Start,
     command,
-    engine_of,
     figure,
     pause_engine,
     samples_of,
@@ -212,16 +211,17 @@ def finishes_before_it_ends(serving: Serving) -> None:
     assert len(samples_of(audio)) == len(whole) > 30 * 640
 
 
-def test_a_second_interrupt_skips_the_drain(start_server: Start) -> None:
-    serving = start_server(slots=2, backend="eager")
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_skips_the_drain(sent: signal.Signals, start_server: Start) -> None:
+    serving = start_server(slots=2, backend="eager", drain_seconds=3600)
     endless = LONG | {"text": "Hello there. " * 700, "max_new_tokens": 700}  # sixteen turns, half a minute
     with serving.client() as http, http.stream("POST", "/v1/tts", json=endless) as answer:
         pieces = answer.iter_bytes()  # keep a reference: dropping it closes the connection
         next(pieces)
-        engine = engine_of(serving)
-        serving.process.send_signal(signal.SIGINT)
+        engine = pause_engine(serving)  # so that the request does not end
+        serving.process.send_signal(sent)
         wait_until(lambda: ready(serving)["state"] == "stopping")
-        serving.process.send_signal(signal.SIGINT)
+        serving.process.send_signal(sent)
         assert serving.process.wait(240) == 0, serving.log.read_text()
         with pytest.raises(httpx.TransportError):  # it was not spoken to its end
             b"".join(pieces)

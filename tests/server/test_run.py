@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import logging
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +14,7 @@ import pytest
 
 from shoal.api.config import Limits
 from shoal.gc_pause import resume_full_gc
+from shoal.server.middleware.request_id import current_id
 from shoal.server.run import DrainingServer, bind
 from tests.server.conftest import free_port
 from tests.server.standin import Standin, state_with
@@ -40,6 +43,40 @@ def test_idle_connections_outlive_those_of_load_balancers(tmp_path: Path) -> Non
     supervisor: Any = None
     server = DrainingServer(state_with(Standin(), Limits(), tmp_path), supervisor)
     assert server.config.timeout_keep_alive > 600
+
+
+def test_the_log_lines_of_a_shutdown_carry_the_id_of_no_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python runs the handler of a signal in the context of the task that is running."""
+    ids: list[tuple[str, str]] = []
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            ids.append((record.getMessage(), current_id.get()))
+
+    async def shut_down() -> None:
+        supervisor: Any = None  # only a reload needs it
+        server = DrainingServer(state := state_with(Standin(), Limits(), tmp_path), supervisor)
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        with bind(replace(state.config, port=free_port())) as listener:
+            await server.startup([listener])
+            current_id.set("of-a-request")
+            server.handle_exit(signal.SIGTERM, None)
+            while not server.should_exit:
+                await asyncio.sleep(0)
+            await server.shutdown([listener])
+
+    caplog.set_level("INFO", logger="shoal.server.run")
+    run_logger, noting = logging.getLogger("shoal.server.run"), Noting()
+    run_logger.addHandler(noting)
+    try:
+        asyncio.run(shut_down())
+    finally:
+        run_logger.removeHandler(noting)
+        resume_full_gc()
+    assert ("shutting down: finishing 0 requests", "") in ids
 
 
 @pytest.mark.parametrize(("soft", "hard", "allowed"), [(256, 4096, 612), (256, 300, 300), (2048, 4096, 2048)])
