@@ -34,7 +34,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         state.lifecycle.start(on_failure)
-        background = (state.watch_keys(), state.record_usage(), health.measure_loop_lag(state))
+        background = (state.watch_keys(), state.record_usage(), health.measure_loop_lag(state.metrics))
         tasks = [asyncio.create_task(work) for work in background]
         yield
         for task in tasks:

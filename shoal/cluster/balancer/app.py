@@ -18,6 +18,7 @@ from shoal.api.config import is_loopback
 from shoal.cluster.balancer.comparison import Comparison
 from shoal.cluster.balancer.config import RETRY_SECONDS, BalancerConfig
 from shoal.cluster.balancer.connections import SeparateConnections
+from shoal.cluster.balancer.metrics import balancer_metrics
 from shoal.cluster.balancer.proxy import Proxy
 from shoal.cluster.balancer.sockets import forward_socket
 from shoal.cluster.balancer.workers import WorkerPool
@@ -30,6 +31,7 @@ from shoal.server.middleware.hosts import HostMiddleware
 from shoal.server.middleware.origins import OriginMiddleware
 from shoal.server.middleware.request_id import RequestIDMiddleware
 from shoal.server.protocol import protocol_options
+from shoal.server.routes.health import measure_loop_lag
 
 logger = logging.getLogger(__name__)
 
@@ -45,21 +47,22 @@ def create_balancer(config: BalancerConfig) -> FastAPI:
         trust_env=False,
     )
     pool = WorkerPool(config, client)
+    metrics = balancer_metrics(pool.workers)
     compared = config.compare_url
     comparison = None if compared is None else Comparison(compared, config.compare_share, client)
     proxy = Proxy(config, pool, client, comparison)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        watching = asyncio.create_task(pool.watch())
+        tasks = [asyncio.create_task(work) for work in (pool.watch(), measure_loop_lag(metrics))]
         yield
-        watching.cancel()
+        for task in tasks:
+            task.cancel()
         if comparison is not None:
             await comparison.close()
         await client.aclose()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None)
-    metrics = Metrics(dict)
     _add_health_routes(app, pool, metrics)
     if comparison is not None:
         app.add_api_route("/v1/comparison", comparison.report)
@@ -105,7 +108,7 @@ def _add_health_routes(app: FastAPI, pool: WorkerPool, metrics: Metrics) -> None
 
     @app.get("/metrics")
     async def own_metrics() -> Response:
-        """Export the balancer's HTTP metrics; every worker exports those of its engine."""
+        """Export HTTP metrics and those of the workers; every worker exports those of its engine."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from shoal import __version__
-from shoal.api.state import ServerState
+from shoal.metrics import Metrics
 from shoal.server.openapi import error_responses
 from shoal.server.state import Caller, State, bearer
 
@@ -60,10 +60,10 @@ async def metrics(state: State, key: Caller) -> Response:
     return Response(content, media_type=CONTENT_TYPE_LATEST)
 
 
-async def measure_loop_lag(state: ServerState) -> None:
+async def measure_loop_lag(metrics: Metrics) -> None:
     """Update the event loop lag until cancelled: how late a sleeping task wakes, which delays every other task too."""
     loop = asyncio.get_running_loop()
     while True:
         before = loop.time()
         await asyncio.sleep(LAG_SECONDS)
-        state.metrics.loop_lag.set(max(0.0, loop.time() - before - LAG_SECONDS))
+        metrics.loop_lag.set(max(0.0, loop.time() - before - LAG_SECONDS))
