@@ -2,6 +2,7 @@
 
 import posixpath
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ CONTAINER, ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 PACKAGE_TYPE = "application/oebps-package+xml"
 CONTENT_TYPES = ("application/xhtml+xml", "text/html", "application/x-dtbook+xml", "text/x-oeb1-document")
 METADATA = ("title", "creator", "language", "publisher", "date", "description")
+ANCHOR = re.compile(r"""\b(?:id|name)\s*=\s*["']([^"'<>]*)""", re.IGNORECASE)
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,30}:")
 MAX_CONTENTS_DEPTH = 2  # parts and their chapters; sections below them are not chapters
 
@@ -199,18 +201,31 @@ def _ncx_entries(document: Iterable[Token]) -> Iterator[tuple[str, str]]:
 def _chapters(archive: Archive, documents: list[str], contents: list[ContentsEntry], title: str) -> Iterator[Chapter]:
     """Yield a chapter per entry of the table of contents; without one, per document."""
     begins = {(entry.path, entry.fragment): entry.title for entry in reversed(contents)}
+    entries = defaultdict[str, list[ContentsEntry]](list)
+    for entry in contents:
+        entries[entry.path].append(entry)
     current, blocks = title, list[Block]()
     for path in documents:
-        found = text_blocks(_text(archive, path))
-        for number, block in enumerate(found):
-            entry = _begun(begins, path, block, first=number == 0)
-            if entry is None and not contents and number == 0:
-                entry = block.text if block.level else posixpath.splitext(posixpath.basename(path))[0]
-            if entry is not None:
+        document = _text(archive, path)
+        if lost := _unknown_target(entries[path], document):
+            begins[path, ""] = lost.title  # as browsers do
+        for number, block in enumerate(text_blocks(document)):
+            begun = _begun(begins, path, block, first=number == 0)
+            if begun is None and not contents and number == 0:
+                begun = block.text if block.level else posixpath.splitext(posixpath.basename(path))[0]
+            if begun is not None:
                 yield Chapter(current, tuple(blocks))
-                current, blocks = entry or block.text, []
+                current, blocks = begun or block.text, []
             blocks.append(Block(block.text, block.level > 0, block.after_break))
     yield Chapter(current, tuple(blocks))
+
+
+def _unknown_target(entries: list[ContentsEntry], document: str) -> ContentsEntry | None:
+    """Return the first entry with a fragment that the document does not contain, if none begins at its start."""
+    if not all(entry.fragment for entry in entries):
+        return None
+    anchors = set(ANCHOR.findall(document))
+    return next((entry for entry in entries if entry.fragment not in anchors), None)
 
 
 def _begun(begins: dict[tuple[str, str], str], path: str, block: TextBlock, *, first: bool) -> str | None:

@@ -65,14 +65,15 @@ class _BlockReader:
     def start(self, tag: StartTag) -> None:
         empty = tag.empty or tag.name in VOID
         if self._unread or _is_unread(tag):
+            if not self._unread and "pagebreak" in _types(tag):
+                self._ids.update(_anchors(tag))  # a chapter may begin at the number of a page
             # Count only elements with the name of the outermost, so that other missing end tags do no harm.
             if not empty and (not self._unread or tag.name == self._unread[0]):
                 self._unread.append(tag.name)
             return
         if tag.name in BLOCKS or tag.name == "hr":
             self.flush()
-        if "id" in tag.attributes:
-            self._ids.add(tag.attributes["id"])
+        self._ids.update(_anchors(tag))
         if tag.name in HEADINGS:
             self._level = int(tag.name[1])
         elif tag.name == "br":
@@ -121,7 +122,16 @@ class _BlockReader:
         self._link = None
 
 
+def _anchors(tag: StartTag) -> list[str]:
+    """Return the names by which a link can refer to an element; old books use `<a name="…">`."""
+    named = ("id", "name") if tag.name == "a" else ("id",)
+    return [tag.attributes[name] for name in named if name in tag.attributes]
+
+
+def _types(tag: StartTag) -> set[str]:
+    roles = tag.attributes.get("role", "").lower().split()
+    return {*tag.attributes.get("epub:type", "").lower().split(), *(role.removeprefix("doc-") for role in roles)}
+
+
 def _is_unread(tag: StartTag) -> bool:
-    types = tag.attributes.get("epub:type", "").lower().split()
-    roles = (role.removeprefix("doc-") for role in tag.attributes.get("role", "").lower().split())
-    return tag.name in UNREAD or not UNREAD_TYPES.isdisjoint((*types, *roles))
+    return tag.name in UNREAD or "hidden" in tag.attributes or not UNREAD_TYPES.isdisjoint(_types(tag))

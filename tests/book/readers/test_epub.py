@@ -60,6 +60,24 @@ def test_chapters_begin_at_fragments_of_one_document(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "<p>y</p>",  # readers show the start of a document for a fragment that it does not contain
+        '<p><a name="b"/>y</p>',
+        '<span epub:type="pagebreak" id="b">7</span><p>y</p>',
+    ],
+    ids=["missing", "name", "page"],
+)
+def test_a_chapter_begins_at_old_anchors_page_numbers_and_missing_fragments(tmp_path: Path, begin: str) -> None:
+    nav = page(
+        '<nav epub:type="toc"><ol><li><a href="text/c1.xhtml">One</a></li>'
+        '<li><a href="text/c2.xhtml#b">Two</a></li></ol></nav>'
+    )
+    path = write_epub(tmp_path / "a.epub", CHAPTERS, **{"OEBPS/nav.xhtml": nav, "OEBPS/text/c2.xhtml": page(begin)})
+    assert texts(read_epub(path)) == {"One": ["The Storm", "First.", "Second."], "Two": ["y"]}
+
+
 def test_an_epub_2_has_its_contents_in_an_ncx(tmp_path: Path) -> None:
     package = """<package version="2.0"><metadata><dc:title>O&#0;l&#7;d</dc:title>
     <meta name="cover" content="img"/></metadata>
@@ -103,6 +121,11 @@ def test_notes_page_numbers_and_scripts_are_not_read() -> None:
     ]
     assert [block.after_break for block in found] == [False, False, True, True, False, False]
     assert [block.level for block in found] == [0, 0, 0, 0, 1, 0]
+
+
+def test_text_that_readers_hide_is_not_read() -> None:
+    found = text_blocks('<p>a</p><div hidden="hidden"><p>No.</p><div>No.</div></div><p>b<i hidden="">No.</i></p>')
+    assert [block.text for block in found] == ["a", "b"]
 
 
 def test_damaged_markup_is_read_as_far_as_it_goes() -> None:
