@@ -57,7 +57,7 @@ def _shown(word: str) -> str:
 
 def to_srt(words: Sequence[Word]) -> str:
     blocks = (
-        f"{number}\n{_clock(cue[0].start, ',')} --> {_clock(cue[-1].end, ',')}\n{_text(cue)}\n"
+        f"{number}\n{timestamp(cue[0].start, ',')} --> {timestamp(cue[-1].end, ',')}\n{_text(cue)}\n"
         for number, cue in enumerate(cues(words), start=1)
     )
     return "\n".join(blocks)
@@ -70,10 +70,10 @@ def to_vtt(words: Sequence[Word]) -> str:
 
 def _vtt_cue(cue: Sequence[Word]) -> str:
     parts = [
-        f"{f'<{_clock(word.start)}>' if number else ''}{html.escape(_shown(word.text), quote=False)}{space}"
+        f"{f'<{timestamp(word.start)}>' if number else ''}{html.escape(_shown(word.text), quote=False)}{space}"
         for number, (word, space) in enumerate(with_spaces(cue))
     ]
-    return f"{_clock(cue[0].start)} --> {_clock(cue[-1].end)}\n{''.join(parts).rstrip()}\n"
+    return f"{timestamp(cue[0].start)} --> {timestamp(cue[-1].end)}\n{''.join(parts).rstrip()}\n"
 
 
 def to_json(words: Sequence[Word]) -> str:
@@ -81,7 +81,8 @@ def to_json(words: Sequence[Word]) -> str:
     return json.dumps({"words": [asdict(word) for word in words]}, ensure_ascii=False, indent=1) + "\n"
 
 
-def _clock(seconds: float, mark: str = ".") -> str:
+def timestamp(seconds: float, mark: str = ".") -> str:
+    """Return a time as HH:MM:SS.mmm; SubRip has a comma for the point."""
     milliseconds = round(seconds * 1000)
     minutes, rest = divmod(milliseconds, 60_000)
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{mark}{rest % 1000:03}"

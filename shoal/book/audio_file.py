@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shoal.api.subtitles import timestamp
 from shoal.audio.formats import AudioFormat, audio_format
 from shoal.audio.resample import Resampler
 from shoal.book.document import Cover
@@ -21,6 +22,7 @@ from shoal.speech import Samples
 if TYPE_CHECKING:
     from av.audio.stream import AudioStream
     from av.container import OutputContainer
+    from av.container.core import Chapter
     from av.stream import Stream
 
 COVER_CODECS = {"image/jpeg": "mjpeg", "image/png": "png"}
@@ -137,28 +139,39 @@ def _add_tags(container: "OutputContainer", stream: "AudioStream", tags: FileTag
 
     metadata = {name: value for name, value in tags.metadata.items() if value}
     ogg = container.format.name == "ogg"
-    if ogg and tags.cover is not None:
-        metadata["METADATA_BLOCK_PICTURE"] = base64.b64encode(_picture_block(tags.cover)).decode()
-    (stream if ogg else container).metadata.update(metadata)
-    milliseconds = Fraction(1, 1000)
-    container.set_chapters(
-        [
-            {
-                "id": number,
-                "start": round(mark.start * 1000),
-                "end": round(mark.end * 1000),
-                "time_base": milliseconds,
-                "metadata": {"title": mark.title},
-            }
-            for number, mark in enumerate(tags.marks, 1)
-        ]
-    )
+    if ogg:
+        stream.metadata.update(metadata | _chapter_comments(tags.marks))
+        if tags.cover is not None:
+            stream.metadata["METADATA_BLOCK_PICTURE"] = base64.b64encode(_picture_block(tags.cover)).decode()
+    else:
+        container.metadata.update(metadata)
+        container.set_chapters([_chapter(number, mark) for number, mark in enumerate(tags.marks, 1)])
     cover = None if ogg or tags.cover is None else _cover_stream(container, tags.cover)
     container.start_encoding()
     if cover is not None and tags.cover is not None:
         packet = av.Packet(tags.cover.content)
         packet.stream, packet.pts, packet.dts, packet.is_keyframe = cover, 0, 0, True
         container.mux_one(packet)
+
+
+def _chapter(number: int, mark: ChapterMark) -> "Chapter":
+    start, end = round(mark.start * 1000), round(mark.end * 1000)
+    return {
+        "id": number,
+        "start": start,
+        "end": end,
+        "time_base": Fraction(1, 1000),
+        "metadata": {"title": mark.title},
+    }
+
+
+def _chapter_comments(marks: Iterable[ChapterMark]) -> dict[str, str]:
+    """Return the marks as comments of ogg. ffmpeg writes them a second late from half a second on."""
+    comments = {}
+    for number, mark in enumerate(marks):
+        comments[f"CHAPTER{number:03d}"] = timestamp(mark.start)
+        comments[f"CHAPTER{number:03d}NAME"] = mark.title
+    return comments
 
 
 def _cover_stream(container: "OutputContainer", cover: Cover) -> "Stream":

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+from shoal.api.subtitles import timestamp
 from shoal.audio.guard import reading_seconds
 from shoal.book.document import Book
 from shoal.book.output import BookTarget, chapter_name
@@ -135,7 +136,7 @@ def _part_starts(cue: Cue, parts: list[str]) -> list[float]:
 
 def _srt(cues: list[Cue]) -> str:
     return "\n".join(
-        f"{number}\n{_clock(cue.start, ',')} --> {_clock(cue.end, ',')}\n{_wrapped(cue.text)}\n"
+        f"{number}\n{timestamp(cue.start, ',')} --> {timestamp(cue.end, ',')}\n{_wrapped(cue.text)}\n"
         for number, cue in enumerate((part for cue in cues for part in short_cues(cue)), 1)
     )
 
@@ -145,7 +146,7 @@ def _vtt(cues: list[Cue]) -> str:
         return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
     return "WEBVTT\n\n" + "\n".join(
-        f"{cue.chapter}:{cue.sentence}\n{_clock(cue.start, '.')} --> {_clock(cue.end, '.')}\n"
+        f"{cue.chapter}:{cue.sentence}\n{timestamp(cue.start)} --> {timestamp(cue.end)}\n"
         f"{_wrapped(escaped(cue.text))}\n"
         for sentence in cues
         for cue in short_cues(sentence)
@@ -161,10 +162,3 @@ FORMATS: dict[str, Callable[[list[Cue]], str]] = {"srt": _srt, "vtt": _vtt, "jso
 
 def _wrapped(text: str) -> str:
     return "\n".join(textwrap.wrap(text, LINE_CHARACTERS, break_long_words=False, break_on_hyphens=False))
-
-
-def _clock(seconds: float, point: str) -> str:
-    milliseconds = round(seconds * 1000)
-    hours, rest = divmod(milliseconds, 3_600_000)
-    minutes, rest = divmod(rest, 60_000)
-    return f"{hours:02d}:{minutes:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"

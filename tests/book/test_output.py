@@ -15,6 +15,7 @@ import pytest
 from shoal.api.subtitles import to_json
 from shoal.audio.encode import encode_file
 from shoal.audio.loudness import LoudnessMeter, limit_peaks
+from shoal.book.audio_file import ChapterMark, FileTags, write_audio_file
 from shoal.book.document import Block, Book, Chapter, Cover
 from shoal.book.output import BookTarget, parse_target, write_book
 from shoal.book.overlay import write_overlay
@@ -210,6 +211,16 @@ def test_a_file_has_chapters_tags_and_cover(suffix: str, timeline: Timeline, wor
     size = min(map(len, envelope))
     assert np.corrcoef(envelope[0][:size], envelope[1][:size])[0, 1] > 0.97, "sentences are where they are said to be"
     assert not list(work.glob(".*")), "no partial file is left"
+
+
+@pytest.mark.parametrize("suffix", ["m4b", "mp3", "opus"])
+def test_marks_are_exact_to_the_millisecond(suffix: str, tmp_path: Path) -> None:
+    marks = tuple(ChapterMark(start, start + 1.0, f"{start}=é") for start in (0.0, 1.499, 22.63, 59.999, 3599.5))
+    tags, path = FileTags({"title": "T"}, marks), tmp_path / f"a.{suffix}"
+    write_audio_file(path, tmp_path / "part", suffix, 32_000, RATE, tags, [np.zeros(RATE, np.float32)])
+    with av.open(str(path)) as container:
+        found = [(each["start"] / 1000, each["metadata"]["title"]) for each in container.chapters()]
+    assert found == [(mark.start, mark.title) for mark in marks]
 
 
 def test_a_folder_has_a_file_per_chapter_and_a_playlist(timeline: Timeline, work: Path, tmp_path: Path) -> None:
