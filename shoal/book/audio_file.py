@@ -40,6 +40,7 @@ class BookFormat:
     bitrate: int  # default in bits per second, mono speech
     media_type: str
     options: dict[str, str] = field(default_factory=dict)
+    max_chapters: int | None = None  # chapter marks that one file can hold
 
     @property
     def limits(self) -> AudioFormat:
@@ -51,8 +52,8 @@ MP4 = {"movflags": "+faststart"}
 FORMATS = {
     "m4b": BookFormat("mp4", "aac", "fltp", "aac", 64_000, "audio/mp4", MP4 | {"brand": "M4B "}),
     "m4a": BookFormat("mp4", "aac", "fltp", "aac", 64_000, "audio/mp4", MP4 | {"brand": "M4A "}),
-    "mp3": BookFormat("mp3", "libmp3lame", "fltp", "mp3", 96_000, "audio/mpeg"),
-    "opus": BookFormat("ogg", "libopus", "flt", "opus", 32_000, "audio/ogg"),
+    "mp3": BookFormat("mp3", "libmp3lame", "fltp", "mp3", 96_000, "audio/mpeg", max_chapters=255),
+    "opus": BookFormat("ogg", "libopus", "flt", "opus", 32_000, "audio/ogg", max_chapters=1000),
 }
 
 
@@ -180,6 +181,7 @@ def _cover_stream(container: "OutputContainer", cover: Cover) -> "Stream":
     # Placeholder size: readers take it from the image.
     stream = container.add_mux_stream(COVER_CODECS[cover.media_type], width=1, height=1)
     stream.disposition = Disposition.attached_pic
+    stream.metadata["comment"] = "Cover (front)"  # ffmpeg's name for the type of the picture in ID3
     return stream
 
 

@@ -34,6 +34,15 @@ class BookTarget:
         """The default work folder: beside the output, and on the same file system."""
         return self.path.with_name(f"{self.path.name}.work")
 
+    def check_chapters(self, count: int) -> None:
+        """Raise InvalidRequest if one file cannot hold the marks of this many chapters."""
+        most = FORMATS[self.format].max_chapters
+        if not self.folder and most is not None and count > most:
+            raise InvalidRequest(
+                f"{count:,} chapters: a file of {self.format} holds at most {most:,} chapter marks; use .m4b, or a "
+                "folder for a file per chapter"
+            )
+
 
 def parse_target(path: Path, format: str | None, kilobits: int | None) -> BookTarget:
     """Return the target of `-o`, `--format` and `--bitrate`. Raises InvalidRequest."""

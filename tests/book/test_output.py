@@ -206,6 +206,7 @@ def test_a_file_has_chapters_tags_and_cover(suffix: str, timeline: Timeline, wor
         assert b"METADATA_BLOCK_PICTURE" in content
     else:
         assert COVER.content in content
+    assert (b"image/jpeg\0\x03" in content) == (suffix == "mp3"), "picture type 3: front cover"
     actual, expected = decoded(path), rendered(timeline)
     envelope = [np.abs(each[: len(expected) // 800 * 800].reshape(-1, 800)).mean(axis=1) for each in (actual, expected)]
     size = min(map(len, envelope))
@@ -221,6 +222,18 @@ def test_marks_are_exact_to_the_millisecond(suffix: str, tmp_path: Path) -> None
     with av.open(str(path)) as container:
         found = [(each["start"] / 1000, each["metadata"]["title"]) for each in container.chapters()]
     assert found == [(mark.start, mark.title) for mark in marks]
+
+
+def test_a_format_that_cannot_hold_the_marks_of_all_chapters_is_refused(tmp_path: Path) -> None:
+    def target(name: str) -> BookTarget:
+        return parse_target(tmp_path / name, None, None)
+
+    target("a.mp3").check_chapters(255)
+    for name in ("a.m4b", "folder"):
+        target(name).check_chapters(5000)
+    for name, count in (("a.mp3", 256), ("a.opus", 1001)):
+        with pytest.raises(InvalidRequest, match=r"255 chapter marks|1,000 chapter marks"):
+            target(name).check_chapters(count)
 
 
 def test_a_folder_has_a_file_per_chapter_and_a_playlist(timeline: Timeline, work: Path, tmp_path: Path) -> None:

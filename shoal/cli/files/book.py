@@ -213,8 +213,9 @@ class BookJob:
 
         check_language(self.content, narration)
         with Manifest.opened(self.work) as manifest:
-            chapters = self._plan(narration, places, seed)
-            run = plan_run(select_chapters(chapters, only), narration, manifest)
+            chapters = select_chapters(self._plan(narration, places, seed), only)
+            self.target.check_chapters(len(chapters))
+            run = plan_run(chapters, narration, manifest)
             self.progress.begin(run)
             with self.progress.shown():
                 self._speak(run, manifest)
