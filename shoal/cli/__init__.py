@@ -3,11 +3,12 @@
 Commands import torch and other heavy modules only when they run, so `shoal --help` is fast.
 """
 
+import errno
 import logging
 import os
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -18,9 +19,10 @@ from shoal.cli.measure import align, bench, load, profile, report, simulate
 from shoal.cli.quick_exit import QuickExit
 from shoal.cli.say import command as say_command
 from shoal.cli.serving import balance, cluster, deploy, keys, serve
-from shoal.errors import ShoalError, VoiceNotFound
+from shoal.errors import OutputError, ShoalError, VoiceNotFound
 
 BUG_EXIT_CODE = 70
+DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # no quotas on Windows
 ABOUT = """Text-to-speech engine for the Fish-Speech models: speak a text, run a server, manage models, measure speed.
 
 Example: shoal say "The tide is coming in."
@@ -98,11 +100,13 @@ def main() -> None:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except Exception as bug:  # noqa: BLE001 - process edge: an unexpected error becomes a message and an exit code
-        _fail(f"{type(bug).__name__}: {bug}\nThis is a bug in shoal: please report it.", BUG_EXIT_CODE)
+    except Exception as problem:  # noqa: BLE001 - process edge: an unexpected error becomes a message and an exit code
+        if isinstance(problem, OSError) and problem.errno in DISK_FULL:
+            _fail(f"cannot write {problem.filename or 'the output'}: {problem.strerror}", OutputError.exit_code)
+        _fail(f"{type(problem).__name__}: {problem}\nThis is a bug in shoal: please report it.", BUG_EXIT_CODE)
 
 
-def _fail(message: str, exit_code: int) -> None:
+def _fail(message: str, exit_code: int) -> NoReturn:
     if _debugging():
         logging.getLogger(__name__).exception("command failed")
     elif exit_code == BUG_EXIT_CODE:

@@ -111,6 +111,15 @@ def test_a_bug_is_reported_as_one(shoal: Shoal, monkeypatch: pytest.MonkeyPatch)
     assert "SHOAL_DEBUG=1" in ran.err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has /dev/full")
+def test_a_full_disk_is_no_bug() -> None:
+    with Path("/dev/full").open("wb") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "shoal", "version"], stdout=full, stderr=subprocess.PIPE, timeout=300
+        )
+    assert (ran.returncode, ran.stderr) == (10, b"error: cannot write the output: No space left on device\n")
+
+
 def test_an_interrupt_ends_with_130(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(**flags: object) -> None:
         raise KeyboardInterrupt
