@@ -30,9 +30,8 @@ class TracingMiddleware:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        with self._tracer.start_as_current_span(
-            f"{scope.get('method', 'WS')} {scope['path']}", context=self._extract(headers), kind=self._kind
-        ) as span:
+        method = scope.get("method", "WS")
+        with self._tracer.start_as_current_span(method, context=self._extract(headers), kind=self._kind) as span:
             has_body = False
 
             async def traced_send(message: Message) -> None:
@@ -45,7 +44,13 @@ class TracingMiddleware:
                     span.add_event("first bytes")
                 await send(message)
 
-            await self._app(scope, receive, traced_send)
+            try:
+                await self._app(scope, receive, traced_send)
+            finally:
+                # The route, not the path: backends group spans by name, and paths contain names of voices.
+                if route := getattr(scope.get("route"), "path", ""):
+                    span.update_name(f"{method} {route}")
+                    span.set_attribute("http.route", route)
 
 
 def check_tracing() -> None:

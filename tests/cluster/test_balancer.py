@@ -414,6 +414,22 @@ def test_the_refusal_of_a_socket_passes_through(status: int) -> None:
     assert (refused.value.response.status_code, refused.value.response.body) == (status, b"the reason")
 
 
+def test_a_socket_continues_the_trace_of_the_client() -> None:
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+    def answer(connection: ServerConnection) -> None:
+        assert connection.request is not None
+        connection.send(connection.request.headers.get("traceparent", "none"))
+
+    headers = {"traceparent": parent}
+    with (
+        socket_worker(answer) as url,
+        balanced(url) as client,
+        connect(live_url(client), additional_headers=headers) as session,
+    ):
+        assert session.recv(timeout=TIMEOUT_SECONDS) == parent
+
+
 def test_a_worker_lost_during_a_live_session_is_taken_out() -> None:
     with socket_worker(break_off) as url, balanced(url) as client:
         with connect(live_url(client)) as session:

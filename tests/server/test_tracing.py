@@ -1,6 +1,7 @@
 import asyncio
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ PARENT = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    scope["state"] = {"request_id": "find-me"}
+    scope["state"], scope["route"] = {"request_id": "find-me"}, SimpleNamespace(path="/v1/references/{name}")
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"a", "more_body": True})
     await send({"type": "http.response.body", "body": b"b"})
@@ -35,11 +36,16 @@ def test_a_request_is_a_span_of_the_clients_trace() -> None:
     async def ignore(message: Any) -> None:
         return None
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/tts", "headers": [(b"traceparent", PARENT)]}
+    scope = {"type": "http", "method": "POST", "path": "/v1/references/alice", "headers": [(b"traceparent", PARENT)]}
     asyncio.run(TracingMiddleware(app, provider)(scope, ignore, ignore))
     (span,) = spans.get_finished_spans()
     assert format(span.context.trace_id, "032x") == "4bf92f3577b34da6a3ce929d0e0e4736"
-    assert span.attributes == {"http.response.status_code": 200, "shoal.request_id": "find-me"}
+    assert span.name == "POST /v1/references/{name}", "backends group spans by name"
+    assert span.attributes == {
+        "http.response.status_code": 200,
+        "http.route": "/v1/references/{name}",
+        "shoal.request_id": "find-me",
+    }
     assert [event.name for event in span.events] == ["first bytes"]
 
 

@@ -21,7 +21,7 @@ from shoal.server.streaming_response import close_connection, write_timeout
 
 logger = logging.getLogger(__name__)
 
-FORWARDED = ("authorization", "xi-api-key", "model", "user-agent")
+FORWARDED = ("authorization", "xi-api-key", "model", "user-agent", "traceparent", "tracestate", "baggage")
 NOT_SENT = (None, 1005, 1006)  # close codes that stand for a close frame without a code, or for none
 RETURNED = ("content-type", "retry-after", "www-authenticate", "x-model")
 
