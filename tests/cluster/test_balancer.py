@@ -153,11 +153,13 @@ def balanced(*urls: str, **settings: Any) -> Iterator[httpx.Client]:
     thread = Thread(target=server.run)
     thread.start()
     wait_until(lambda: server.started)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False, timeout=240) as client:
-        wait_until(lambda: client.get("/v1/health").json()["ready"] == len(urls))
-        yield client
-    server.should_exit = True
-    thread.join()
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False, timeout=240) as client:
+            wait_until(lambda: client.get("/v1/health").json()["ready"] == len(urls))
+            yield client
+    finally:  # a test that fails must not leave a thread, for which the process would wait
+        server.should_exit = True
+        thread.join()
 
 
 def test_a_request_without_audio_is_repeated_on_another_server(breaking: str, workers: list[Serving]) -> None:
@@ -388,9 +390,11 @@ def socket_worker(answer: int | Callable[[ServerConnection], None]) -> Iterator[
     with serve(break_off if isinstance(answer, int) else answer, "127.0.0.1", 0, process_request=refuse) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def live_url(client: httpx.Client) -> str:
