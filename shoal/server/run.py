@@ -24,6 +24,7 @@ from shoal.engine.process.worker import EngineSource
 from shoal.errors import InvalidRequest, ShoalError, counted
 from shoal.gc_pause import skip_existing_objects
 from shoal.server.app import create_app
+from shoal.server.listening import listen
 from shoal.server.preflight import check_device
 from shoal.server.protocol import protocol_options
 from shoal.server.tracing import check_tracing
@@ -38,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 DRAIN_CHECK_SECONDS = 0.05
 OTHER_FILES = 512  # open files of a process besides its connections
-LISTEN_BACKLOG = 512  # connections that the kernel queues before they are accepted
 
 
 def serve(
@@ -137,30 +137,13 @@ def allow_open_files(connections: int) -> None:
 
 def bind(config: ServerConfig) -> socket.socket:
     """Return the listening socket of the HTTP server. Raises InvalidRequest when the address is not available."""
-    return _listen(config.host, config.port, "--host and --port")
-
-
-def _listen(host: str, port: int, flags: str) -> socket.socket:
-    """Return a listening socket. Raises InvalidRequest, which names the `flags` that select another address."""
-    with ExitStack() as undo:
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            family, kind, protocol, _, address = found[0]
-            listener = undo.enter_context(socket.socket(family, kind, protocol))
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(LISTEN_BACKLOG)
-        except OSError as problem:
-            cause = problem.strerror or str(problem)
-            raise InvalidRequest(f"cannot listen on {host} port {port}: {cause}; choose others with {flags}") from None
-        undo.pop_all()
-        return listener
+    return listen(config.host, config.port, "--host and --port")
 
 
 def _bind_wyoming(config: ServerConfig, listeners: ExitStack) -> socket.socket | None:
     if config.wyoming_port is None:
         return None
-    bound = _listen(config.wyoming_host, config.wyoming_port, "--set wyoming_host=HOST and --wyoming")
+    bound = listen(config.wyoming_host, config.wyoming_port, "--set wyoming_host=HOST and --wyoming")
     return listeners.enter_context(closing(bound))
 
 

@@ -25,6 +25,7 @@ from shoal.cluster.balancer.workers import WorkerPool
 from shoal.gc_pause import skip_existing_objects
 from shoal.metrics import Metrics
 from shoal.server.error_responses import add_exception_handlers
+from shoal.server.listening import listen
 from shoal.server.middleware.connection_limit import ConnectionLimit
 from shoal.server.middleware.errors import ErrorMiddleware
 from shoal.server.middleware.hosts import HostMiddleware
@@ -136,10 +137,12 @@ class BalancerServer(uvicorn.Server):
 
 
 def balance(config: BalancerConfig, on_listening: Callable[[str, int], None] | None = None) -> None:
-    """Serve until SIGINT or SIGTERM."""
-    logger.info("balancing %d workers on %s port %d", len(config.workers), config.host, config.port)
-    if on_listening is not None:
-        on_listening(config.host, config.port)
-    server = BalancerServer(config)
-    skip_existing_objects()
-    server.run()
+    """Serve until SIGINT or SIGTERM. Raises InvalidRequest when the address is not available."""
+    with contextlib.closing(listen(config.host, config.port, "--host and --port")) as listener:
+        address, port = listener.getsockname()[:2]
+        logger.info("balancing %d workers on %s port %d", len(config.workers), address, port)
+        if on_listening is not None:
+            on_listening(address, port)
+        server = BalancerServer(config)
+        skip_existing_objects()
+        server.run(sockets=[listener])

@@ -77,9 +77,10 @@ def _checked_url(url: str) -> str:
     parts = urlsplit(url.strip())
     try:
         valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        (parts.hostname or "").encode("idna")  # raises for names that cannot be looked up
     except ValueError:
         valid = False
-    if not valid or parts.path.strip("/") or parts.query or parts.username:
+    if not valid or parts.path.strip("/") or parts.query or parts.username or " " in parts.netloc:
         raise InvalidRequest(f"worker {url[:128]!r} is not of the form http://HOST:PORT")
     return f"{parts.scheme}://{parts.netloc}"
 
