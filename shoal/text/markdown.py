@@ -28,6 +28,13 @@ COMPARISON_AT_LINE_START = re.compile(r"^( {0,3})>(?=[ \t]?[$£€¥₹]?\.?\d)"
 NO_LINK_DEFINITION = re.compile(
     r"^( {0,3})(\[[^\]\n]{1,200}\]:)(?![ \t]*(?:<|https?://|www\.|mailto:|[/#]))", re.MULTILINE
 )
+# "a<b and c>d" and "<your name>": words in a tag that are no attributes are text. The alternatives are attributes
+# that HTML writes without a value.
+NO_TAG = re.compile(
+    r"<(?=[A-Za-z][\w-]{0,32}(?:\s+(?!(?:allowfullscreen|async|autofocus|autoplay|checked|controls|default|defer|disabled"
+    r"|hidden|inert|itemscope|loop|multiple|muted|nomodule|novalidate|open|playsinline|readonly|required|reversed|selected)"
+    r"\b)[A-Za-z][\w'-]{0,32}){1,8}\s?>)"
+)
 FOOTNOTE = re.compile(r"\[\^[^\]\s]{1,32}\]:?")
 TASK_BOX = re.compile(r"^\[[ xX]\][ \t]+")
 TAG = re.compile(r"</?[A-Za-z][^<>]{0,1000}>|<!--.{0,1000}?-->", re.DOTALL)
@@ -45,7 +52,7 @@ def plain_text(text: str) -> str:
     """Return `text` without Markdown and HTML markup; text without markup is returned unchanged."""
     if not has_markup(text):
         return text
-    text = NO_LINK_DEFINITION.sub(r"\1\\\2", FOOTNOTE.sub("", text))
+    text = NO_LINK_DEFINITION.sub(r"\1\\\2", FOOTNOTE.sub("", NO_TAG.sub(r"\<", text)))
     protected = COMPARISON_AT_LINE_START.sub(r"\1\\>", PRODUCT_SIGN.sub(r"\\*", text))
     blocks = _blocks(_parser().parse(protected))
     return "\n\n".join(block for block in blocks if block.strip())

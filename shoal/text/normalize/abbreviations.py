@@ -3,6 +3,7 @@
 import re
 from functools import partial
 
+from shoal.text.normalize.currencies import SIGN
 from shoal.text.normalize.months import MONTH_OF
 from shoal.text.normalize.prefilter import DIGITS, Prefiltered
 from shoal.text.normalize.quantities import read_apart
@@ -15,12 +16,15 @@ STARTERS = (
     "|Or|Our|Perhaps|Please|She|Should|Since|So|Some|Still|Such|That|The|Their|Then|There|These|They|This|Those|To"
     "|Today|Tomorrow|Was|We|Were|What|When|Where|Which|While|Who|Why|Will|With|Would|Yes|Yesterday|You|Your"
 )
-ENDS_SENTENCE = rf"(?=\s*$|\s+(?:{STARTERS})(?![\w.]))"
+ENDS_SENTENCE = rf"(?=\s*$|\s+(?:{STARTERS})(?:n't)?(?![\w.]))"
 SENTENCE_END = re.compile(ENDS_SENTENCE)
 TEXT_END = re.compile(r"\s*$")
 DOTTED_LETTERS = Prefiltered(
     r"(?<![\w.])((?!e\.g|i\.e)[A-Za-z](?:\.[A-Za-z]){1,8}|(?:e\.g|i\.e))(?![A-Za-z0-9])"
-    rf"((?<!e\.g)(?<!i\.e)\.(?:{ENDS_SENTENCE}|(?=\s+(?:Mr|Mrs|Ms|Dr|Prof)\b)))?\.?",
+    rf"((?<!e\.g)(?<!i\.e)\.(?:{ENDS_SENTENCE}|(?=\s+(?:Mr|Mrs|Ms|Dr|Prof)\b)"
+    # After a time of day a capital begins a sentence, unless it is of a day, a month or a zone: "9 a.m. Eastern".
+    r"|(?<=[ap]\.m\.)(?=\s+(?!(?:[MTWFS][a-z]{2,5}day|Eastern|Central|Mountain|Pacific|Atlantic|Standard|Local|Greenwich"
+    rf"|{'|'.join((*MONTH_OF, *MONTH_OF.values()))}|Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b)[A-Z][a-z])))?\.?",
     all_of=".",
 )
 DOTTED_READINGS = {"e.g": "for example", "i.e": "that is"}
@@ -82,10 +86,53 @@ DOTTED_ABBREVIATIONS = {
     "hwy": "highway",
     "rte": "route",
     "pkwy": "parkway",
+    "pres": "president",
+    "cmdr": "commander",
+    "adm": "admiral",
+    "cpl": "corporal",
+    "pvt": "private",
+    "supt": "superintendent",
+    "bros": "brothers",
+    "assn": "association",
+    "assoc": "association",
+    "intl": "international",
+    "natl": "national",
+    "univ": "university",
+    "govt": "government",
+    "mgr": "manager",
+    "mgmt": "management",
+    "attn": "attention",
+    "acct": "account",
+    "appt": "appointment",
+    "asst": "assistant",
+    "mtg": "meeting",
+    "qty": "quantity",
     "misc": "miscellaneous",
     # Without "jun.", "jul.", "mar." and "sep.": these are also names or words that end a sentence.
     **{short: MONTH_OF[short.title()] for short in ("jan", "feb", "apr", "aug", "sept", "oct", "nov", "dec")},
 }
+# Inside a sentence only, before a small letter, a number or a comma: otherwise these are words or names ("Max. He").
+INSIDE = {
+    "incl": "including",
+    "excl": "excluding",
+    "max": "maximum",
+    "min": "minimum",
+    "avg": "average",
+    "temp": "temperature",
+    "deg": "degrees",
+    "est": "estimated",
+    "ref": "reference",
+    "orig": "originally",
+    "prev": "previously",
+    "vols": "volumes",
+    "conf": "conference",
+    "proc": "proceedings",
+}
+INSIDE_SENTENCE = Prefiltered(
+    rf"(?<![\w'-])(?!(?<=\d\s)min)({'|'.join(INSIDE)})\.(?=,|\s+(?-i:[a-z\d.]|{SIGN}))", all_of=".", flags=re.IGNORECASE
+)
+ESTABLISHED = Prefiltered(r"(?<![\w'-])([Ee])st\.(?=\s+(?:in\s)?1[5-9]\d\d\b|\s+(?:in\s)?20[0-2]\d\b)", all_of="st.")
+EDITION = Prefiltered(r"(?<=\d(?:st|nd|rd|th)\s)ed\.(?=,|\s+[a-z(\d])", all_of="ed.")
 NUMBERED = {
     "no": "number",
     "nos": "numbers",
@@ -111,7 +158,7 @@ NUMBERED_CAPITAL = Prefiltered(
     rf"{WORD_START}({'|'.join(CAPITALIZED_NUMBERED)})\.\s?(?=\d|[IVXLC]{{2,7}}\b|[VX]\b)", all_of=".", any_of="ABPS"
 )
 SAINT_OR_STREET = Prefiltered(rf"{WORD_START}St{WORD_END}(\.{ENDS_SENTENCE})?\.?(?=(\s+[A-Z])?)", all_of="St")
-DOCTORATE = Prefiltered(rf"{WORD_START}Ph\.?D(?:\.(?=\s+[a-z]))?(?![A-Za-z])", all_of="PhD")
+DOCTORATE = Prefiltered(rf"{WORD_START}Ph\.?D(s?)(?:\.(?=\s+[a-z]))?(?![A-Za-z])", all_of="PhD")
 DRIVE = Prefiltered(r"(?<=[A-Za-z] )(?<!\band )(?<!\bthe )Dr\b(?:(\.)(?=\s*$)|\.?(?=\s+[a-z0-9]|[,;:]))", all_of="Dr")
 ERA = Prefiltered(r"\bAD(?=\s\d)|(?<=\d\s)(?:AD|CE)\b", any_of="DE")
 # Inside a sentence: a capital word that begins one is no road ("Ask Dr. Who").
@@ -141,11 +188,31 @@ ABBREVIATION = re.compile(
     r"(?=(?-i:(\s+[A-Z])?))",
     re.IGNORECASE,
 )
-NEVER_LAST = ("vs", "cf", "gen", "col", "maj", "gov", "sen", "rep", "hon", "mt", "ft")  # a name or another word follows
+NEVER_LAST = (
+    "vs",
+    "cf",
+    "gen",
+    "col",
+    "maj",
+    "gov",
+    "sen",
+    "rep",
+    "hon",
+    "mt",
+    "ft",
+    "pres",
+    "cmdr",
+    "adm",
+    "cpl",
+    "pvt",
+    "supt",
+)  # a name or another word follows
 
 
 def expand_abbreviations(text: str) -> str:
-    text = DOCTORATE.sub("P H D", CIRCA.sub("circa ", text))
+    text = ESTABLISHED.sub(lambda match: match_case(match[1], "established"), EDITION.sub("edition", text))
+    text = INSIDE_SENTENCE.sub(lambda match: match_case(match[1], INSIDE[match[1].lower()]), text)
+    text = DOCTORATE.sub(lambda match: f"P H D{match[1] and chr(39) + match[1]}", CIRCA.sub("circa ", text))
     text = ET_AL.sub(r"\1", VERSUS.sub("versus", text))
     text = expand_roads(ERA.sub(lambda match: " ".join(match[0]), text))
     text = DOTTED_LETTERS.sub(read_dotted_letters, text)

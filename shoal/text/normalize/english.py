@@ -13,6 +13,7 @@ from shoal.text.markdown import plain_text
 from shoal.text.normalize.abbreviations import expand_abbreviations
 from shoal.text.normalize.acronyms import spell_capitals
 from shoal.text.normalize.citations import speak_verses
+from shoal.text.normalize.codes import speak_codes
 from shoal.text.normalize.currencies import CURRENCIES
 from shoal.text.normalize.currencies import SIGN as SIGN_OF_MONEY
 from shoal.text.normalize.fold import check_script, fold
@@ -102,8 +103,18 @@ COMPARISONS = {
 COMPARISON = Prefiltered(r"(?<![<>!=])[<>!=]=(?![<>=])", all_of="=")
 FEWER = Prefiltered(rf"(?<![^\s(,])<(?={SIGN_OF_MONEY}?\.?\d)", all_of="<")
 MORE = Prefiltered(rf"(?<![^\s(,])>(?={SIGN_OF_MONEY}?\.?\d)", all_of=">")
-LESS = Prefiltered(r"(?<=\d)\s?<\s?(?=\d)|(?<=\s)<(?=\s)", all_of="<")
-GREATER = Prefiltered(r"(?<=\d)\s?>\s?(?=\d)|(?<=\s)>(?=\s)", all_of=">")
+LESS = Prefiltered(r"(?<=\d)\s?<\s?(?=\d)|(?<=\s)<(?=\s)|(?<=\b[A-Za-z])<(?=[A-Za-z]\b|\d)", all_of="<")
+GREATER = Prefiltered(r"(?<=\d)\s?>\s?(?=\d)|(?<=\s)>(?=\s)|(?<=\b[A-Za-z])>(?=[A-Za-z]\b|\d)", all_of=">")
+# "Settings > Privacy" is a way through menus.
+MENU = Prefiltered(r"(?<=[A-Za-z]{2})( ?)>\1(?=[A-Z][a-z])", all_of=">")
+# A hyphen between variables and numbers is a minus: "x - y", "3 - x", "x^2 - 3x", "x = -b". In words it is a dash.
+VARIABLE = r"\d{0,9}(?:[b-z]\b|a\b(?! [A-Za-z]))(?!')"
+MINUS = Prefiltered(
+    rf"(?:(?<=\b[b-z])|(?<=\d[a-z])|(?<=\^\d)|(?<=[\d)]))(?<!\b[A-Za-z]\d) - (?={VARIABLE}|\()"
+    r"|(?:(?<=\b[i-nt-z])|(?<=\d[a-z])|(?<=\^\d)) - (?=\d)"
+    r"|(?<==) ?-(?=[a-z]\b)|(?<=\()-(?=[a-z] ?[-+*/^)])|(?<=[*+/^<>] )-(?=[a-z]\b)",
+    all_of="-",
+)
 
 # ":)", ";-)" and ":P" are no words. Before a capital letter they stand where a sentence ends.
 EMOTICON = Prefiltered(r"(?<!\S)[:;]'?-?[()DPp|](?![^\s.,!?])(?=(\s+[A-Z])?)", any_of=":;")
@@ -128,7 +139,7 @@ def normalize(text: str) -> str:
     text = EMOTICON.sub(lambda match: ". " if match[1] else " ", RULE.sub(" ", fold(text)))
     text = drop_style_tags(SPEAKER_TAG.sub(" ", text) if "<|" in text else text)
     text = speak_lengths(text).replace('"', " ")
-    text = speak_identifiers(speak_addresses(text)).replace("_", " ")
+    text = speak_identifiers(speak_codes(speak_addresses(text))).replace("_", " ")
     text = speak_ranges(speak_roman(speak_verses(text)))
     text = expand_abbreviations(text)
     text = DOT_BEFORE_COMMA.sub("", speak_quantities(speak_relations(text)))
@@ -178,6 +189,7 @@ def _port(written: str) -> str:
 def speak_relations(text: str) -> str:
     """Replace relation signs that only have a reading next to numbers; runs before the numbers are spelled out."""
     text = COMPARISON.sub(lambda match: COMPARISONS[match[0]], ABOUT.sub("about ", text))
+    text = MINUS.sub(" minus ", MENU.sub(" to ", text))
     text = MORE.sub("more than ", FEWER.sub("less than ", text))
     text = LESS.sub(" is less than ", text)
     return GREATER.sub(" is greater than ", text)

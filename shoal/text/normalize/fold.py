@@ -105,6 +105,10 @@ EXPONENT = re.compile(r"(?:(?<=\d)|(?<=\b[A-Za-z]))(?!¹(?![⁰¹²³⁴-⁹]))[
 # Areas and volumes: "km²". EXPONENT does not match after a unit, which is not a single letter.
 UNIT_POWER = re.compile(r"(?<=\d|\s|/)(km|cm|mm|ft|in|mi|yd)([²³])")
 RATED = re.compile(r"(?<![★☆⭐])([★⭐]{1,10})(☆{0,9})(?![★☆⭐])")
+# "²³⁵U" is an isotope, "²/₃" a fraction.
+MASS_NUMBER = re.compile(r"(?<!\w)[⁰¹²³⁴-⁹]{1,3}(?=[A-Z][a-z]?\b)")
+RAISED_FRACTION = re.compile(r"(?<![⁰¹²³⁴-⁹])([⁰¹²³⁴-⁹]{1,3})[⁄/]([₀-₉]{1,3})(?!\w)")
+SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 # "2½" would decompose to "21/2", so a space is inserted first.
 MIXED_FRACTION = re.compile(r"(?<=\d)(?=[¼½¾⅐-⅞])")
 
@@ -144,10 +148,15 @@ def fold(text: str) -> str:
     if PLAIN.fullmatch(text):
         return text
     text = UNIT_POWER.sub(lambda match: f"{match[1]}^{match[2].translate(SUPERSCRIPTS)}", RATED.sub(_stars, text))
-    text = text.replace("§§", " sections ")
+    text = MASS_NUMBER.sub(lambda match: f"{match[0].translate(SUPERSCRIPTS)} ", text.replace("§§", " sections "))
+    text = RAISED_FRACTION.sub(_raised_fraction, text)
     text = EXPONENT.sub(lambda match: f"^{match[0].translate(SUPERSCRIPTS)}", MIXED_FRACTION.sub(" ", text))
     composed = unicodedata.normalize("NFC", text)
     return OTHER.sub(lambda match: fold_character(match[0]), composed)
+
+
+def _raised_fraction(match: re.Match[str]) -> str:
+    return f" {match[1].translate(SUPERSCRIPTS)}/{match[2].translate(SUBSCRIPTS)}"
 
 
 def _stars(match: re.Match[str]) -> str:

@@ -38,13 +38,18 @@ UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
 UNIT_NAME = "|".join(
     sorted((re.escape(each) for each in UNITS if len(each) > 1 and each.isalpha()), key=len, reverse=True)
 )
+# Words after a measure that is no attribute: "a 5 km of", "a 2 L or".
+AFTER_MEASURE = (
+    "(?:and|but|for|from|long|wide|tall|high|deep|thick|away|per|the|into|with|was|were|are|has|had|that|which|when|before"
+    r"|after)\b"
+)
 MAX_BASIS_POINTS = 500
 WEEKDAY = "(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day"
 ZONE = r"(?:\s(?P<zone>[ECMP][SD]?T|[CEW]ES?T|[BIJKH]ST|A[CEKW][SD]T|NZ[SD]T|UTC|GMT|MSK|SGT|HKT|BRT)\b)?"
 FRACTION = r"(?<![\w./])(?:(\d{1,4})\s)?(\d{1,3})/(\d{1,3})"
 LENGTH = "|".join(sorted(LENGTHS, key=len, reverse=True))
 TEMPERATURES = {"C": " Celsius", "F": " Fahrenheit", "K": " Kelvin"}
-NOUN = re.compile(r"\s?[A-Za-z]")
+NOUN = re.compile(r"[\s-]?[A-Za-z]")
 COUNTED_IN_BILLIONS = r"(?:param(?:eter)?s|people|users|tokens|views|dollars|downloads|streams|requests)\b"
 # Denominators of fractions: "five sixty-fourths". With others the numbers are quotients: "one hundred twenty over
 # eighty".
@@ -55,6 +60,7 @@ IDIOMS = {
     "9/11": "nine eleven",
     "50/50": "fifty fifty",
     "20/20": "twenty twenty",
+    **{f"{part}/{100 - part}": f"{cardinal(part)} {cardinal(100 - part)}" for part in (60, 70, 75, 80, 90, 95, 99)},
     **{f"{top}/{top}": f"{cardinal(top)} out of {cardinal(top)}" for top in (5, 10, 100)},
 }
 
@@ -274,6 +280,19 @@ def decade(match: re.Match[str]) -> str:
     return plural(year(value) if value > 99 else cardinal(value))
 
 
+def several(match: re.Match[str]) -> str:
+    """Read `100s of people` as `hundreds of people`."""
+    zeros = match[1].count("0")
+    tens = ("", "tens of ", "hundreds of ")[zeros % 3]
+    return (tens + ("", "thousands of ", "millions of ")[zeros // 3]).removesuffix(" of ")
+
+
+def military(match: re.Match[str]) -> str:
+    """Read `0800 hours`; without a zero in front the hours may be a duration."""
+    minutes = "hundred" if match[2] == "00" else plain_year(match[2])
+    return f"oh {cardinal(int(match[1]))} {minutes}"
+
+
 def dotted(match: re.Match[str]) -> str:
     return " point ".join(map(number, match[0].split(".")))
 
@@ -387,14 +406,30 @@ RULES: tuple[Rule, ...] = (
     rule(r"(?<!\w)([12]\d\d0)'?s\b", decade, all_of="0s"),
     rule(r"(?<!\w)'([2-9]0)'?s\b", decade, all_of="'0s"),
     rule(r"(?<![\w.,])(\d{2})ers\b", team, all_of="ers", any_of=DIGITS),
-    rule(r"(?<=\b(?i:the|his|her|our|mid)[ -])([2-9]0)'?s\b", decade, all_of="0s"),
+    rule(r"(?<!\w)'0(?=\d\b)", lambda _: "oh ", all_of="'0"),
+    rule(
+        r"(?:(?<=\b(?i:the|his|her|our|mid|low)[ -])|(?<=\b(?i:late|high)\s)|(?<=\b(?i:early|upper|lower)\s))"
+        r"([2-9]0)'?s\b",
+        decade,
+        all_of="0s",
+    ),
+    rule(r"(?<![\w.,])(10{1,5}|1,000,000|1,000|10,000|100,000)s(?= of\b)", several, all_of="0s of"),
+    rule(r"\b0(\d)(00|[0-5]\d)(?=\s(?:hours|hrs)\b)", military, all_of="0"),
+    rule(r"(?<=\d/\d)ths\b|(?<=\d/\d\d)ths\b", lambda _: "", all_of="/ths", any_of=DIGITS),
+    rule(r"(?<=\d)!(?=\s?[=+*/)^-])", lambda _: " factorial", all_of="!", any_of=DIGITS),
+    rule(r"(?<![\w-])([A-DFO]|AB)-(?=[,.;:)!?]|\s(?!and\b|or\b|to\b)|$)", lambda m: f"{m[1]} minus ", all_of="-"),
     rule(r"(?<![\w./])(\d{2,3})/(?=\d{2,3}\s?mmHg)", lambda match: f"{match[1]} over ", all_of="/Hg", any_of=DIGITS),
     rule(rf"{FRACTION}\s?({UNIT})(?![\w'/])(?:\.(?=\s+[a-z]))?", part_of_unit, all_of="/", any_of=DIGITS),
     rule(rf"{START}({N})\s?bps\b", bits_or_basis_points, all_of="bps", any_of=DIGITS),
-    rule(rf"{START}({N})-({UNIT_NAME})(?![\w'/-])(?:\.(?=\s+[a-z]))?", before_noun, all_of="-", any_of=DIGITS),
+    rule(rf"{START}({N})-({UNIT_NAME})(?![\w'/-])(?:\.(?=\)|,|\s+[a-z]))?", before_noun, all_of="-", any_of=DIGITS),
+    rule(
+        rf"(?<=\b[Aa] )({N})\s?(?!psi)({UNIT})(?![\w'/-])\.?(?= (?!{AFTER_MEASURE})[a-z]{{3}})",
+        before_noun,
+        any_of=DIGITS,
+    ),
     # The dot belongs to the unit before a small letter or another measure: "15 min. later", "3 lb. 4 oz.".
     rule(
-        rf"{START}({N})\s?({UNIT})(?![\w'/])(?:\.(?=\s+[a-z]|\s+(?:{N})\s?(?:{UNIT})(?![\w'/])))?",
+        rf"{START}({N})\s?({UNIT})(?![\w'/])(?:\.(?=\)|\s+[a-z]|\s+(?:{N})\s?(?:{UNIT})(?![\w'/])))?",
         with_unit,
         any_of=DIGITS,
     ),

@@ -31,8 +31,13 @@ PER = {
     "each": "each", "game": "game", "class": "class", "visit": "visit", "call": "call",
 }  # fmt: skip
 RATE = Prefiltered(
-    rf"(?<![\w.,/])({MONEY}|{NUMBER}\s?[A-Za-zµ%°]{{1,20}})\s?/\s?({any_of(PER)})\b(?!/)", all_of="/", any_of=DIGITS
+    rf"(?<![\w.,/])({MONEY}|{NUMBER}\s?[A-Za-zµ%°]{{1,20}})\s?/\s?({any_of(PER)})\b(?:/({any_of(PER)})\b)?(?!/)"
+    r"(?:(?<=mo|hr|yr|wk|lb|oz|ea)\.(?=,|\s+[a-z]))?",
+    all_of="/",
+    any_of=DIGITS,
 )
+
+CUPS = Prefiltered(r"(?<![\w./])(?:(\d{1,2}\s)?(\d/\d|\d{1,2})) c\.(?=\s+[a-z])", all_of=" c.", any_of=DIGITS)
 
 FEET_AND_INCHES = Prefiltered(r"(?<![\w.'])(\d{1,2})'\s?(\d{1,2}(?:\.5)?)(?:\"|'')", all_of="'", any_of=DIGITS)
 FEET_BY_FEET = Prefiltered(r"(?<![\w.'])(\d{1,5})' ?x ?(\d{1,5})'(?!\w)", all_of="'x", any_of=DIGITS)
@@ -40,6 +45,12 @@ FEET = Prefiltered(r"(?<![\w.'])(\d{1,5})'(?![\w'])(?=[\s,.;:)!?x]|$)", all_of="
 INCHES = Prefiltered(r"(?<![\w.\"])(\d{1,4}(?:\.\d{1,2})?(?: \d/\d{1,2})?)\"", all_of='"', any_of=DIGITS)
 ATTACHED_INCHES = Prefiltered(
     r"(?<![\w.,])(\d{1,4}(?:\.\d{1,2})?)-?in\b(?!-)|(?<=\bft )(\d{1,2}) in\b", all_of="in", any_of=DIGITS
+)
+
+# What is so many inches wide; "of", "long" and verbs are no nouns.
+NOUN_AFTER = re.compile(
+    r"\s(?!(?:of|in|and|or|to|by|x|long|wide|tall|thick|deep|high|across|from|above|below|on|at|apart|away|is|are|was|were"
+    r"|expected|per|for|with|than|so|but|if|as)\b)(?:[a-z]|\d\w* [a-z])"
 )
 
 TIME = r"\d{1,2}(?::[0-5]\d)?"
@@ -154,7 +165,7 @@ def speak_ranges(text: str) -> str:
     """Return the text with rates, feet and inches, and ranges of times, days and months in words around the numbers."""
     text = TIMESTAMP.sub(_timestamp, text)
     text = EITHER_WORD.sub(lambda match: EITHER[match[0].lower()], text)
-    text = RATE.sub(lambda match: f"{match[1]} {'' if PER[match[2]] == 'each' else 'per '}{PER[match[2]]}", text)
+    text = CUPS.sub(_cups, RATE.sub(_rate, text))
     text = VOLTS_AND_AMPS.sub(r"\1\2 amps", SWISS_THOUSANDS.sub(lambda match: match[0].replace("'", ""), text))
     text = DOLLAR.sub(lambda match: _amount(match[2], f"{DOLLARS[match[1]]} dollars"), text)
     text = CODE_FIRST.sub(lambda match: _amount(match[2], CODES[match[1]]), text)
@@ -203,11 +214,22 @@ def _inches(text: str) -> str:
         marks += text.count('"', end, match.start())
         parts.append(text[end : match.start()])
         closes = marks % 2 == 1
-        noun = re.match(r"\s[a-z]", text[match.end() : match.end() + 2])
+        noun = NOUN_AFTER.match(text, match.end())
         parts.append(match[0] if closes else f"{match[1]} {'inch' if noun or match[1] == '1' else 'inches'}")
         marks += closes
         end = match.end()
     return "".join((*parts, text[end:]))
+
+
+def _rate(match: re.Match[str]) -> str:
+    """Read `$5/hr` and `2 mg/kg/day`."""
+    per = [PER[each] for each in (match[2], match[3]) if each]
+    return " ".join((match[1], *(each if each == "each" else f"per {each}" for each in per)))
+
+
+def _cups(match: re.Match[str]) -> str:
+    whole, last = match.groups("")
+    return f"{whole}{last} {'cup' if not whole and (last == '1' or '/' in last) else 'cups'}"
 
 
 def _duration(match: re.Match[str]) -> str:

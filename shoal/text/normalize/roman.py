@@ -54,14 +54,17 @@ ABOUT_A_RULER = re.compile(
 LETTER = r"(?![LCDM]\b|[IVX] [A-Z]\b)"
 NUMBERED_NOUN = Prefiltered(rf"\b((?i:{NUMBERED})s?)\s+{LETTER}({ROMAN}){END}", any_of=ROMAN_DIGITS)
 NUMBERED_PAIR = Prefiltered(
-    rf"\b((?i:{NUMBERED})s)\s+({ROMAN})(\s?(?:and|or|to|through|-|,|&)\s?)({ROMAN}){END}", any_of=ROMAN_DIGITS
+    rf"\b((?i:{NUMBERED})s?)\s+({ROMAN})(\s?(?:and|or|to|through|-|,|&)\s?)(?:(?<=s )|(?!I\b))({ROMAN}){END}",
+    any_of=ROMAN_DIGITS,
 )
 NUMBERED_OF = Prefiltered(rf"\b((?i:{NUMBERED}))\s+({ROMAN})( of )({ROMAN}){END}", any_of=ROMAN_DIGITS)
 SUBDIVIDED = Prefiltered(
     rf"\b((?i:phase|type|class|stage|grade|group|part))\s+(?=[IVX])({ROMAN})([a-c])(?![\w'-])", any_of="IVX"
 )
 LOWER_CASE = re.compile(r"\b((?i:chapter|page|pages|scene|volume|section|verse))\s+([ivx]{2,6})(?![\w'-])")
-COUNTED = Prefiltered(rf"(?<![\w'-])({ROMAN})\s+(?=(?i:{COUNTED_AFTER})s?\b)", any_of=ROMAN_DIGITS)
+COUNTED = Prefiltered(rf"(?<![\w'-])({ROMAN})(?:st|nd|rd|th)?\s+(?=(?i:{COUNTED_AFTER})s?\b)", any_of=ROMAN_DIGITS)
+# "(i) notice; (ii) cure; (iii) waiver": numbers if the second one is there; "(i)" alone may be a letter.
+LIST_NUMERAL = Prefiltered(r"(?<![\w(])(\(?)([ivx]{1,5})\)(?=\s)", all_of=")")
 WORLD_WAR = Prefiltered(r"(?<![\w'-])WW\s?(I{1,3}|1|2|3)(?![\w-])(?!'(?!s\b))", all_of="W")
 NAMED = Prefiltered(rf"\b(?!{DETERMINERS}\b)([A-Z][a-z][\w'-]{{0,30}})\s+([IVX]{{2,6}}){END}", any_of="IVX")
 LONG = Prefiltered(rf"(?<![\w'-])(?=[IVXLCDM]{{4}})({ROMAN}){END}", any_of=ROMAN_DIGITS)
@@ -77,6 +80,8 @@ def value(numeral: str) -> int:
 def speak_roman(text: str) -> str:
     """Return the text with Roman numerals as words, where the words around them say that they are numerals."""
     text = WORLD_WAR.sub(lambda match: f"World War {WAR_NUMBERS[match[1]]}", text)
+    if "ii)" in text:
+        text = LIST_NUMERAL.sub(_list_numeral, text)
     text = COUNTED.sub(lambda match: f"{ordinal(value(match[1]))} ", text)
     text = TITLED.sub(_ruler, text)
     text = RULER.sub(_named_ruler, text)
@@ -117,6 +122,11 @@ def _named(match: re.Match[str]) -> str:
 def _lower_case(match: re.Match[str]) -> str:
     numeral = match[2].upper()
     return f"{match[1]} {cardinal(value(numeral))}" if re.fullmatch(ROMAN, numeral) else match[0]
+
+
+def _list_numeral(match: re.Match[str]) -> str:
+    numeral = match[2].upper()
+    return f"{match[1]}{cardinal(value(numeral))})" if re.fullmatch(ROMAN, numeral) else match[0]
 
 
 def _long(match: re.Match[str]) -> str:
