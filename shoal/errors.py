@@ -3,6 +3,7 @@
     ShoalError
     ├── InvalidRequest        the request is invalid: what it asks for is not allowed or not possible
     │   ├── TextError         the text is empty, too long or contains control tokens
+    │   │   └── NothingToSpeak  the text has no word
     │   └── AudioError        the recording cannot be decoded or used
     ├── VoiceNotFound         no voice of that name
     ├── CheckpointError       model files are missing, damaged or have the wrong shapes
@@ -37,6 +38,10 @@ class InvalidRequest(ShoalError):
 
 class TextError(InvalidRequest):
     exit_code = 3
+
+
+class NothingToSpeak(TextError):
+    pass
 
 
 class AudioError(InvalidRequest):

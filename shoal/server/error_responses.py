@@ -26,6 +26,7 @@ STATUS: dict[type[ShoalError], int] = {
     ShoalError: 500,
     errors.InvalidRequest: 400,
     errors.TextError: 400,
+    errors.NothingToSpeak: 400,
     errors.AudioError: 400,
     errors.VoiceNotFound: 404,
     errors.CheckpointError: 500,

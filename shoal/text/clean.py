@@ -2,7 +2,7 @@
 
 import re
 
-from shoal.errors import TextError
+from shoal.errors import NothingToSpeak, TextError
 from shoal.text.tokenizer import Tokenizer, check_unicode, without_speaker_tags
 
 # Emoji that were removed from the training texts. The models have seen others.
@@ -43,10 +43,10 @@ def check_text(text: str, *, max_characters: int, tokenizer: Tokenizer | None = 
             f"the text has {len(text):,} characters, the limit is {max_characters:,}: split it into several requests"
         )
     if not text.strip():
-        raise TextError("the text is empty or has only characters that cannot be spoken")
+        raise NothingToSpeak("the text is empty or has only characters that cannot be spoken")
     check_unicode(text)
     if not has_words(without_speaker_tags(text)):
-        raise TextError("the text has no letter or digit: there is nothing to speak")
+        raise NothingToSpeak("the text has no letter or digit: there is nothing to speak")
     if tokenizer is not None:
         tokenizer.check_text(text)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from shoal.errors import TextError
+from shoal.errors import NothingToSpeak, TextError
 from shoal.speech import SpeechRequest
 from shoal.text.clean import check_spoken_length, check_text, clean_text, has_words
 from shoal.text.foreign import foreign_language
@@ -206,7 +206,7 @@ class _Planner:
             else:
                 self.turns += [TurnText(turn, segment.delivery) for turn in self._split(segment.text)]
         if not self.turns:
-            raise TextError("the text has no letter or digit: there is nothing to speak")
+            raise NothingToSpeak("the text has no letter or digit: there is nothing to speak")
         return TextPlan(tuple(self.turns), self.pause_before)
 
     def _pause(self, seconds: float) -> None:

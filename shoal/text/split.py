@@ -192,6 +192,20 @@ def breaks(text: str, start: int, end: int) -> Iterator[tuple[int, Break]]:
             yield match.end(), classify_space(text, start, match)
 
 
+def ends_at(text: str, end: int) -> bool | None:
+    """Return whether the mark before `end` ends a sentence in a text that arrives in pieces; None: it depends on more.
+
+    The characters of the sentence may be followed by quotes and brackets, which belong to it.
+    """
+    before = text[max(0, end - LOOK_BACK) : end]
+    bare = before.rstrip(CLOSERS)
+    following = text[end:].lstrip()[:1]
+    word = bare[:-1].split()[-1:] if bare.endswith(".") else []
+    if not following and word and ABBREVIATION_OF_NUMBER.fullmatch(word[0].lstrip(OPENERS)):
+        return None
+    return not bare.endswith(ENDERS) or ends_sentence(bare, following, quoted=len(bare) < len(before))
+
+
 def classify_space(text: str, start: int, space: re.Match[str]) -> Break:
     if space[0] == " " and text[space.start() - 1].isalnum():
         return Break.SPACE

@@ -10,6 +10,7 @@ from shoal.api.bodies.parsing import unpack, validated
 from shoal.api.bodies.schemas import Body, SpeechBody
 from shoal.errors import InvalidRequest
 from shoal.text.markup.pauses import PAUSE
+from shoal.text.split import ends_at
 
 # A sentence ends only when something follows its end mark: "3." may become "3.5", and "..." may grow.
 SENTENCE_END = re.compile(r"[.!?…;:]['\")\]]*(?=\s)|[。！？；]|\n")
@@ -133,12 +134,16 @@ class TextBuffer:
             return 0
         # Stop at the first end: this runs once per sentence, so finding all ends each time would be quadratic.
         found = SENTENCE_END.finditer(self._text, 0, self._max + 2)
-        end = next((each.end() for each in found if each.end() >= self._min), None)
+        end = next((each.end() for each in found if each.end() >= self._min and self._ends(each)), None)
         if end is not None and end <= self._max:
             return end
         if len(self._text) <= self._max:
             return 0
         return uncut(self._text, self._max)
+
+    def _ends(self, mark: re.Match[str]) -> bool:
+        """Return whether a mark ends a sentence. The dots of "Dr. Smith", "5 p.m. on" and "No. 5" do not."""
+        return mark[0][0] not in ".…" or bool(ends_at(self._text, mark.end()))
 
 
 def uncut(text: str, longest: int) -> int:

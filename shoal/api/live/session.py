@@ -10,7 +10,7 @@ This module does not depend on a wire format: a route parses events, calls the m
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -25,7 +25,7 @@ from shoal.api.requests import SpeechJob
 from shoal.api.speech_stream import chunks_before
 from shoal.api.state import ServerState
 from shoal.api.word_events import WordScale
-from shoal.errors import InvalidRequest, ShoalError, TextError
+from shoal.errors import InvalidRequest, NothingToSpeak, ShoalError, TextError
 from shoal.speech import AudioChunk, SpeechRequest, SpokenTurn, Word
 
 # Audio of a text without words, such as an emoji. Agent frameworks take a reply without audio for a failure of the
@@ -211,11 +211,13 @@ class LiveContext:
     async def _speak(self, piece: TextPiece, number: int) -> None:
         self.spoken.begin(piece)
         scale = WordScale(self._job.output.speed, self.spoken.audio_seconds, piece.end - len(piece.text))
-        # aclosing: a disconnect while audio is sent must cancel the request now, not at garbage collection.
-        async with aclosing(self._audio(self._request(piece.text, number))) as pieces:
-            async for audio, chunk in pieces:
-                await self._send(audio, scale.apply(chunk.words))
-                self.spoken.add(chunk.seconds)
+        # A piece may be markup without a word, such as the first line of a code block: the text goes on after it.
+        with suppress(NothingToSpeak):
+            # aclosing: a disconnect while audio is sent must cancel the request now, not at garbage collection.
+            async with aclosing(self._audio(self._request(piece.text, number))) as pieces:
+                async for audio, chunk in pieces:
+                    await self._send(audio, scale.apply(chunk.words))
+                    self.spoken.add(chunk.seconds)
         self.spoken.end(piece)
 
     async def _be_silent(self) -> None:

@@ -8,7 +8,7 @@ step; abbreviations are expanded until none is left.
 import re
 from itertools import takewhile
 
-from shoal.errors import TextError
+from shoal.errors import NothingToSpeak
 from shoal.text.markdown import plain_text
 from shoal.text.normalize.abbreviations import expand_abbreviations
 from shoal.text.normalize.acronyms import spell_capitals
@@ -145,7 +145,7 @@ def normalize(text: str) -> str:
     text = DOT_BEFORE_COMMA.sub("", speak_quantities(speak_relations(text)))
     text = settle(tidy(speak_signs(text)))
     if not re.search("[A-Za-z]", text):
-        raise TextError("the text contains nothing that can be spoken in English")
+        raise NothingToSpeak("the text contains nothing that can be spoken in English")
     return text
 
 

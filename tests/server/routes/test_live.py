@@ -117,6 +117,17 @@ def test_flushed_text_is_spoken_before_the_session_ends(server: Serving) -> None
     assert events[-1]["spoken"]["characters"] == 2
 
 
+def test_markup_without_words_is_skipped_and_the_text_after_it_is_spoken(server: Serving) -> None:
+    with live(server) as socket:
+        send(socket, event="start", request=START | {"min_chunk_length": 0})
+        for text in ("Run this:\n", "```bash\n", "make install\n", "<!-- no words -->\n", "```\n", "Done."):
+            send(socket, event="text", text=text)
+        send(socket, event="stop")
+        *_, finish = receive_all(socket)
+    assert (finish["event"], finish["reason"]) == ("finish", "stop")
+    assert finish["spoken"]["characters"] == 58
+
+
 def test_a_text_without_words_is_a_short_silence(server: Serving) -> None:
     """Agent frameworks take a reply without audio for a failure of the service."""
     with live(server) as socket:
@@ -482,6 +493,37 @@ def test_text_is_split_at_sentence_ends() -> None:
     assert buffer.add("...") == []
     assert buffer.flush() == []
     assert buffer.received == 78
+
+
+def pieces(text: str, step: int) -> list[str]:
+    """Return the pieces of a text that arrives `step` characters at a time."""
+    buffer = TextBuffer(min_characters=1, max_characters=None)
+    found = [piece for at in range(0, len(text), step) for piece in buffer.add(text[at : at + step])]
+    return [piece.text.strip() for piece in (*found, *buffer.flush())]
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_text_is_not_split_at_the_dots_of_abbreviations(step: int) -> None:
+    assert pieces("Dr. Lee comes at 5 p.m. on Friday. See No. 5, e.g. by J. K. Rowling. Yes. Ok", step) == [
+        "Dr. Lee comes at 5 p.m. on Friday.",
+        "See No. 5, e.g. by J. K. Rowling.",
+        "Yes.",
+        "Ok",
+    ]
+    assert pieces('1. Open it.\n2. He said "No." Then he left.', step) == [
+        "1. Open it.",
+        '2. He said "No."',
+        "Then he left.",
+    ]
+
+
+def test_a_sentence_that_has_arrived_to_its_end_does_not_wait_for_the_next() -> None:
+    buffer = TextBuffer(min_characters=1, max_characters=None)
+    assert buffer.add("It is late. ") == [TextPiece("It is late.", 11)]
+    assert buffer.add("See No. ") == []
+    assert buffer.add("5 now. ") == [TextPiece(" See No. 5 now.", 26)]
+    assert buffer.add("Did he? No. ") == [TextPiece(" Did he?", 34)]
+    assert buffer.flush() == [TextPiece(" No. ", 39)]
 
 
 @pytest.mark.parametrize(
