@@ -19,6 +19,7 @@ from shoal.text.markup.segments import AS_REQUESTED, Delivery, Passage, Pause, S
 from shoal.text.markup.ssml import is_ssml, parse_ssml
 from shoal.text.normalize import normalize
 from shoal.text.normalize.languages import NORMALIZERS
+from shoal.text.normalize.letter_names import name_letters
 from shoal.text.phonemes import SPAN, without_spans
 from shoal.text.split import split_dialogue, split_sentences, split_text
 from shoal.text.style_tags import S1_TAG, S2_TAG, drop_style_tags
@@ -168,7 +169,7 @@ def _spoken_text(text: str, lexicon: Lexicon, request: SpeechRequest, rules: Tex
         return text
     text = lexicon.apply(unescape(text), phonemes=rules.phonemes)
     if rules.english_words:
-        return normalize(text)
+        return name_letters(normalize(text))
     text = _between(TAGS, text, plain_text)
     return text if request.language is None else _between(TAGS_AND_STYLES, text, NORMALIZERS[request.language])
 

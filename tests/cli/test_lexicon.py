@@ -17,7 +17,7 @@ def words(tmp_path: Path) -> Path:
 
 def test_show_text_prints_what_the_model_reads_and_does_not_speak(shoal: Shoal, words: Path) -> None:
     run = shoal("say", "Dr. No: restart nginx! [pause:0.5s] It costs $5.", "--show-text", "--lexicon", str(words))
-    assert (run.code, run.text) == (0, "Doctor No: restart engine x!\n[pause:0.5s]\nIt costs five dollars.\n")
+    assert (run.code, run.text) == (0, "Doctor No: restart engine ex!\n[pause:0.5s]\nIt costs five dollars.\n")
     shown = json.loads(shoal("say", "<speak>A<break time='1s'/></speak>", "--show-text", "--json").text)
     assert (shown["text"], shown["turns"][0]["pause_after"]) == ("A [pause:1s]", 1.0)
     assert shoal("say", "$5", "--show-text", "--model", "random:tiny").text == "$5\n"

@@ -67,7 +67,7 @@ def test_the_label_of_a_link_is_words_and_its_address_is_not() -> None:
 
 def test_every_spoken_word_belongs_to_a_written_one() -> None:
     assert owned("C++ and #tides cost $1.5 million — if 5 > 3.") == {
-        "C++": "C plus plus",
+        "C++": "see plus plus",
         "and": "and",
         "#tides": "hashtag tides",
         "cost": "cost",
