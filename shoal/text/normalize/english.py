@@ -16,7 +16,7 @@ from shoal.text.normalize.citations import speak_verses
 from shoal.text.normalize.codes import speak_codes
 from shoal.text.normalize.currencies import CURRENCIES
 from shoal.text.normalize.currencies import SIGN as SIGN_OF_MONEY
-from shoal.text.normalize.fold import check_script, fold
+from shoal.text.normalize.fold import check_script, fold, without_glosses
 from shoal.text.normalize.identifiers import in_parts, speak_identifiers
 from shoal.text.normalize.latex import speak_latex
 from shoal.text.normalize.numbers import digits
@@ -134,6 +134,7 @@ STRONGEST_FIRST = "?!.;:,"
 
 def normalize(text: str) -> str:
     """Return the text as an English speaker reads it. Raises TextError when nothing can be spoken."""
+    text = without_glosses(text)
     check_script(text)
     text = plain_text(speak_latex(text))
     text = EMOTICON.sub(lambda match: ". " if match[1] else " ", RULE.sub(" ", fold(text)))

@@ -123,19 +123,40 @@ WORD = re.compile(r"[^\W\d_]+")
 FOREIGN = re.compile(r"[^\u0000-\u024f\u0300-\u036f\u1e00-\u1eff\u2070-\u218f\ufb00-\ufb06\uff21-\uff5a]")
 
 
+# "Moscow (Москва)", "Tokyo (東京, Tōkyō)": what stands in brackets repeats a word that was read. "¯\\_(ツ)_/¯" too.
+GLOSS = re.compile(r"([¯\\_/]{0,3})[(（]([^()（）\n]{1,200})[)）]([¯\\_/]{0,3})")
+
+
+def without_glosses(text: str) -> str:
+    """Return the text without words of other scripts in brackets, and without brackets that have no other word."""
+    return text if text.isascii() else GLOSS.sub(_without_foreign_words, text)
+
+
+def _without_foreign_words(match: re.Match[str]) -> str:
+    english = WORD.sub(lambda word: word[0] if _is_english(word[0]) else "", match[2])
+    if english == match[2]:
+        return match[0]
+    return f"{match[1]}({english}){match[3]}" if any(map(str.isalnum, english)) else " "
+
+
 def check_script(text: str) -> None:
     """Raise TextError for words in a script that English is not written in: dropping them would change the text."""
     if text.isascii():
         return
     for match in WORD.finditer(text):
-        found = FOREIGN.search(match[0])
-        if found and not _is_symbol(match[0]):
+        if not _is_english(match[0]):
+            found = FOREIGN.search(match[0])
+            assert found is not None
             name = unicodedata.name(found[0], "unknown letters").split()[0]
             script = name if name == "CJK" else name.capitalize()
             raise TextError(
                 f"{match[0][:32]!r} is written in {script} script, and this model speaks English only: "
                 "write it in Latin letters, or use a multilingual model"
             )
+
+
+def _is_english(word: str) -> bool:
+    return FOREIGN.search(word) is None or _is_symbol(word)
 
 
 def _is_symbol(word: str) -> bool:

@@ -171,7 +171,7 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("I-95", "I ninety-five"),
         ("Highway 101", "Highway one oh one"),
         ("Bus 101 goes to Highway 1.", "Bus one oh one goes to Highway one."),
-        ("PO Box 1234", "PO Box twelve thirty-four"),
+        ("PO Box 1234", "P O Box twelve thirty-four"),
         ("ext. 4021", "extension forty twenty-one"),
         ("Apollo 11", "Apollo eleven"),
         ("Area 51", "Area fifty-one"),
@@ -389,6 +389,14 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("a 5 km and a 6 km run", "a five kilometers and a six kilometer run"),
         ("a $5-a-day habit", "a five dollar-a-day habit"),
         ('6" of snow, a 27" 4K screen', "six inches of snow, a twenty-seven inch four K screen"),
+    ],
+    "words of other scripts in brackets": [
+        ("Moscow (Москва) is cold.", "Moscow is cold."),
+        ("Tokyo (東京, Tōkyō) is large.", "Tokyo, Tokyo, is large."),
+        ("Lev (Russian: Лев; born 1952)", "Lev, Russian; born nineteen fifty-two"),
+        ("no idea ¯\\_(ツ)_/¯ sorry", "no idea sorry"),
+        ("[Moscow](https://example.org/Москва)", "Moscow"),
+        ("the angle (α) and f(x)", "the angle, alpha, and f of x"),
     ],
     "plurals of numbers": [
         ("mid-60s to low 70s", "mid-sixties to low seventies"),
