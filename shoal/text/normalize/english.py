@@ -105,8 +105,14 @@ FEWER = Prefiltered(rf"(?<![^\s(,])<(?={SIGN_OF_MONEY}?\.?\d)", all_of="<")
 MORE = Prefiltered(rf"(?<![^\s(,])>(?={SIGN_OF_MONEY}?\.?\d)", all_of=">")
 LESS = Prefiltered(r"(?<=\d)\s?<\s?(?=\d)|(?<=\s)<(?=\s)|(?<=\b[A-Za-z])<(?=[A-Za-z]\b|\d)", all_of="<")
 GREATER = Prefiltered(r"(?<=\d)\s?>\s?(?=\d)|(?<=\s)>(?=\s)|(?<=\b[A-Za-z])>(?=[A-Za-z]\b|\d)", all_of=">")
-# "Settings > Privacy" is a way through menus.
-MENU = Prefiltered(r"(?<=[A-Za-z]{2})( ?)>\1(?=[A-Z][a-z])", all_of=">")
+# "Go to Settings > Privacy" is a way through menus.
+MENU = Prefiltered(
+    r"\b((?:go to|open|click|tap|press|choose|select|navigate to|under|menu)\b[^.?!>\n]{1,60}[A-Za-z])"
+    r"((?: ?> ?[A-Z][^.?!>\n]{0,40}[A-Za-z]\b){1,8})",
+    all_of=">",
+    flags=re.IGNORECASE,
+)
+HEART = Prefiltered(r"(?<=\bI )<3(?= [A-Za-z])", all_of="<3")
 # A hyphen between variables and numbers is a minus: "x - y", "3 - x", "x^2 - 3x", "x = -b". In words it is a dash.
 VARIABLE = r"\d{0,9}(?:[b-z]\b|a\b(?! [A-Za-z]))(?!')"
 MINUS = Prefiltered(
@@ -190,7 +196,8 @@ def _port(written: str) -> str:
 def speak_relations(text: str) -> str:
     """Replace relation signs that only have a reading next to numbers; runs before the numbers are spelled out."""
     text = COMPARISON.sub(lambda match: COMPARISONS[match[0]], ABOUT.sub("about ", text))
-    text = MINUS.sub(" minus ", MENU.sub(" to ", text))
+    text = MENU.sub(lambda match: match[1] + match[2].replace(">", " to "), HEART.sub("love", text))
+    text = MINUS.sub(" minus ", text)
     text = MORE.sub("more than ", FEWER.sub("less than ", text))
     text = LESS.sub(" is less than ", text)
     return GREATER.sub(" is greater than ", text)

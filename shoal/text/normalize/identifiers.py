@@ -3,7 +3,7 @@
 import re
 from functools import partial
 
-from shoal.text.normalize.numbers import below_hundred, cardinal, digits
+from shoal.text.normalize.numbers import below_hundred, cardinal, digits, plural
 from shoal.text.normalize.prefilter import DIGITS, Prefiltered
 from shoal.text.normalize.quantities import read_apart
 
@@ -49,7 +49,7 @@ FLIGHT_NUMBER = Prefiltered(
 AIRCRAFT = Prefiltered(r"\b((?i:boeing|airbus)\s+[A-Z]?)(\d{3})-(\d{3})(?!\d)", all_of="-", any_of=DIGITS)
 # "F-150", "A380", "RTX 4090": a capital before three digits, or two and more before a space and four.
 MODEL = Prefiltered(
-    r"(?<![\w.,/&-])(?:([B-HJ-Z]|[AI](?! ))-?(\d{3})|([A-Z]{2,5}) (?!\d00\d)(\d{4}))(?![\w%°-])(?![.,:/]\d)",
+    r"(?<![\w.,/&-])(?:([B-HJ-Z]|[AI](?! ))-?(\d{3})|([A-Z]{2,5}) (?!\d00\d)(\d{4}))(s?)(?![\w%°-])(?![.,:/]\d)",
     any_of=DIGITS,
 )
 RETIREMENT_PLAN = Prefiltered(r"(?<![\w.,-])([4-5]0[1-9])\(?([a-z])\)?(?=(?:\(\d\))?(?![\w(]))", any_of=DIGITS)
@@ -107,7 +107,7 @@ def speak_identifiers(text: str) -> str:
     text = ISBN.sub(lambda match: f"{match[1]}{digits(match[2])}{' X' if match[2].endswith('X') else ''}", text)
     text = EMERGENCY.sub(lambda match: f"{match[1]}{digits(match[2])}", text)
     text = NUMBERED_PLACE.sub(partial(read_apart, _numbered_place), text)
-    text = MODEL.sub(lambda match: f"{match[1] or match[3]} {in_parts(match[2] or match[4])}", text)
+    text = MODEL.sub(_model, text)
     text = RETIREMENT_PLAN.sub(lambda match: f"{in_parts(match[1])} {match[2]} ", text)
     text = STATUS.sub(lambda match: f"{match[1]}{in_parts(match[2])}", text)
     text = HOUSE_NUMBER.sub(lambda match: in_parts(match[0]), text)
@@ -133,6 +133,11 @@ def in_parts(written: str) -> str:
 
 def _numbered_place(match: re.Match[str]) -> str:
     return f"{match[1].replace('#', 'number')} {in_parts(match[2])}"
+
+
+def _model(match: re.Match[str]) -> str:
+    number = in_parts(match[2] or match[4])
+    return f"{match[1] or match[3]} {plural(number) if match[5] else number}"
 
 
 def _path(match: re.Match[str]) -> str:

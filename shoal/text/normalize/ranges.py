@@ -150,6 +150,7 @@ DOLLARS = {
     "S": "Singapore",
     "MX": "Mexican",
 }
+REAIS = Prefiltered(r"(?<!\w)R\$\s?(?=\d)", all_of="R$", any_of=DIGITS)
 DOLLAR = Prefiltered(rf"(?<!\w)({'|'.join(DOLLARS)})\$\s?({NUMBER}{SCALE})(?!\w)", all_of="$", any_of=DIGITS)
 CODE_FIRST = Prefiltered(rf"(?<![\w$/])({'|'.join(CODES)})\s?({NUMBER}{SCALE})(?!\w)", any_of=DIGITS)
 CODE_LAST = Prefiltered(rf"(?<![\w.,{SIGNS}])({NUMBER}{SCALE})\s?({'|'.join(CODES)})(?!\w)", any_of=DIGITS)
@@ -167,6 +168,7 @@ def speak_ranges(text: str) -> str:
     text = EITHER_WORD.sub(lambda match: EITHER[match[0].lower()], text)
     text = CUPS.sub(_cups, RATE.sub(_rate, text))
     text = VOLTS_AND_AMPS.sub(r"\1\2 amps", SWISS_THOUSANDS.sub(lambda match: match[0].replace("'", ""), text))
+    text = REAIS.sub("BRL ", text)
     text = DOLLAR.sub(lambda match: _amount(match[2], f"{DOLLARS[match[1]]} dollars"), text)
     text = CODE_FIRST.sub(lambda match: _amount(match[2], CODES[match[1]]), text)
     text = CODE_LAST.sub(lambda match: _amount(match[1], CODES[match[2]]), text)
