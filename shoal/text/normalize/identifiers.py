@@ -54,7 +54,7 @@ MODEL = Prefiltered(
 )
 RETIREMENT_PLAN = Prefiltered(r"(?<![\w.,-])([4-5]0[1-9])\(?([a-z])\)?(?=(?:\(\d\))?(?![\w(]))", any_of=DIGITS)
 STATUS = Prefiltered(
-    r"\b((?i:HTTP|status|error)\s|(?i:an?|the)\s(?=404|\d{3}\s(?i:error|status|response)\b))"
+    r"\b((?i:HTTP|status|error)\s|(?i:an?|the)\s(?=404|[45]\d\d\s(?i:error|status|response|means|during|from)\b))"
     r"([1-5]0\d)(?![\w%°$€£])(?![.,:/-]\d)",
     any_of=DIGITS,
 )

@@ -15,7 +15,7 @@ NAMES = {
     **{"s": "ess", "t": "tee", "u": "yoo", "v": "vee", "w": "double-yoo", "x": "ex", "y": "why", "z": "zee"},
 }
 START, END = r"(?<![\w'-])", r"(?![\w-])(?!'(?!s\b))"
-RUN = re.compile(rf"{START}[A-Z](?: [A-Z])+{END}")
+RUN = re.compile(rf"{START}[A-Z](?:[ -][A-Z])+{END}")
 # "A" and "I" alone are words. A capital A inside a sentence is a letter, unless the words around it have capitals too.
 SINGLE = re.compile(rf"{START}[B-HJ-Zb-hj-z]{END}")
 LETTERED = (
@@ -36,7 +36,7 @@ BEFORE_PRONOUN = frozenset(
 )
 AFTER_ARTICLE = SPELLED | {"CD", "DJ", "MP", "PC", "QR", "VP"}
 BEGINS_SENTENCE = re.compile(r"(?:^|[.?!:] |[A-Z]{2} )\Z")
-GROUP, LONGEST = 3, 6
+LONGEST = 6
 
 
 def name_letters(text: str) -> str:
@@ -51,7 +51,7 @@ def _joined(letters: str) -> str:
 
 
 def _run(match: re.Match[str]) -> str:
-    letters = match[0].replace(" ", "")
+    letters = match[0].replace(" ", "").replace("-", "")
     before = match.string[max(match.start() - 3, 0) : match.start()]
     article, letters = _without_article(letters, begins=BEGINS_SENTENCE.search(before) is not None)
     pronoun = " I" if letters[-1] == "I" and letters[:-1] in BEFORE_PRONOUN else ""
@@ -68,9 +68,11 @@ def _without_article(letters: str, *, begins: bool) -> tuple[str, str]:
 
 
 def _groups(letters: str) -> list[str]:
-    """Divide the letters of a time from its zone, and long codes into groups."""
-    if letters[:2] in TIMES_OF_DAY and len(letters) > 2:
+    """Divide the letters of adjacent acronyms, "H T T P A P I", and of a time and its zone; long codes too."""
+    if letters[:2] in TIMES_OF_DAY and len(letters) > 4:
         return [letters[:2], letters[2:]]
-    if len(letters) <= LONGEST:
-        return [letters]
-    return [letters[at : at + GROUP] for at in range(0, len(letters), GROUP)]
+    whole = letters in SPELLED or letters[:-1] in SPELLED  # "USB-C"
+    for at in () if whole else range(2, len(letters) - 1):
+        if letters[at:] in SPELLED or letters[:at] in SPELLED:
+            return [letters[:at], letters[at:]]
+    return [letters[at : at + LONGEST] for at in range(0, len(letters), LONGEST)]

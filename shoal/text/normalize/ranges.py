@@ -43,6 +43,7 @@ FEET_AND_INCHES = Prefiltered(r"(?<![\w.'])(\d{1,2})'\s?(\d{1,2}(?:\.5)?)(?:\"|'
 FEET_BY_FEET = Prefiltered(r"(?<![\w.'])(\d{1,5})' ?x ?(\d{1,5})'(?!\w)", all_of="'x", any_of=DIGITS)
 FEET = Prefiltered(r"(?<![\w.'])(\d{1,5})'(?![\w'])(?=[\s,.;:)!?x]|$)", all_of="'", any_of=DIGITS)
 INCHES = Prefiltered(r"(?<![\w.\"])(\d{1,4}(?:\.\d{1,2})?(?: \d/\d{1,2})?)\"", all_of='"', any_of=DIGITS)
+INCHES_BY = Prefiltered(r"(?<=\d inches) ?x (?=\d)", all_of="x", any_of=DIGITS)
 ATTACHED_INCHES = Prefiltered(
     r"(?<![\w.,])(\d{1,4}(?:\.\d{1,2})?)-?in\b(?!-)|(?<=\bft )(\d{1,2}) in\b", all_of="in", any_of=DIGITS
 )
@@ -201,7 +202,7 @@ def speak_ranges_of_names(text: str) -> str:
 def speak_lengths(text: str) -> str:
     """Return the text with feet and inches as words. Call it while double quotes are still there."""
     text = FEET_AND_INCHES.sub(r"\1 foot \2 ", FEET_BY_FEET.sub(r"\1 foot by \2 foot", text))
-    text = _inches(text)
+    text = INCHES_BY.sub(" by ", _inches(text))
     text = ATTACHED_INCHES.sub(lambda match: f"{match[1] or match[2]} inches", text)
     return FEET.sub(lambda match: f"{match[1]} {'foot' if match[1] == '1' else 'feet'}", text)
 

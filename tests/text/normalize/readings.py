@@ -389,6 +389,7 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("a 500ml bottle and a 2.0L turbo", "a five hundred milliliter bottle and a two point zero liter turbo"),
         ("a 5 km and a 6 km run", "a five kilometers and a six kilometer run"),
         ("a $5-a-day habit", "a five dollar-a-day habit"),
+        ('3" x 5" cards', "three inches by five inch cards"),
         ('6" of snow, a 27" 4K screen', "six inches of snow, a twenty-seven inch four K screen"),
     ],
     "words of other scripts in brackets": [

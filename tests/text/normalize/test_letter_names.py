@@ -17,6 +17,8 @@ LETTERS = [
     ("R&D, Q&A", "ar and dee, cue and ay"),
     ("a T-shirt, an X-ray", "a T-shirt, an X-ray"),
     ("Serial ABCDEFGH1", "Serial ABCDEFGH one"),
+    ("the HTTP API and the USB-C port", "the aitch-tee-tee-pee ay-pee-i and the yoo-ess-bee-see port"),
+    ("AMD and the IBM CEO", "ay-em-dee and the i-bee-em see-ee-oh"),
     ("WXYZTR", "double-yoo-ex-why-zee-tee-ar"),
 ]
 INITIALS = [
