@@ -61,6 +61,11 @@ ABBREVIATIONS = {
     "tsp": "teaspoon",
     "tbsp": "tablespoon",
     "bldg": "building",
+    "thx": "thanks",
+    "pls": "please",
+    "plz": "please",
+    "msg": "message",
+    "mtg": "meeting",
 }
 # Abbreviations only with a dot; without one they are words or parts of words. After a number they are its suffix:
 # "the 3rd."
@@ -105,7 +110,6 @@ DOTTED_ABBREVIATIONS = {
     "acct": "account",
     "appt": "appointment",
     "asst": "assistant",
-    "mtg": "meeting",
     "qty": "quantity",
     "misc": "miscellaneous",
     # Without "jun.", "jul.", "mar." and "sep.": these are also names or words that end a sentence.

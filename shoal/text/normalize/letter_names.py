@@ -39,11 +39,29 @@ BEGINS_SENTENCE = re.compile(r"(?:^|[.?!:] |[A-Z]{2} )\Z")
 LONGEST = 6
 
 
+# Capitals that nano misreads as words: "OK" sounds like "oak", "JSON" like "John".
+RESPELLED = {"ok": "okay", "json": "jay-son"}
+RESPELLED_WORD = re.compile(rf"{START}(?:OK|Ok|ok|JSON|json)(?=[sd]?(?!\w)|'[sd]\b)")
+ORGANISATION = re.compile(r"(?<=\b[Tt]he )WHO(?!\w)(?! [A-Z]{2})")
+# Words without a vowel are spelled ("npm", "ssh", "kg"), unless they are a sound.
+CONSONANTS = re.compile(
+    rf"{START}(?!hm|mm|mhm|sh+{END}|pss*t{END}|pf+t{END}|tsk|br+{END}|gr+{END}|zz|nth{END})[b-df-hj-np-tv-xz]{{2,5}}{END}"
+)
+
+
 def name_letters(text: str) -> str:
     """Return a normalized text with the names of its single letters; letters of one acronym are one word."""
+    text = RESPELLED_WORD.sub(_respelled, ORGANISATION.sub("W H O", text))
+    text = CONSONANTS.sub(lambda match: _joined(match[0]), text)
     text = INITIALS.sub(lambda match: f"{match[1]} {_joined(match[2])} " if match[1] else f"{_joined(match[2])} ", text)
     text = LETTERED_A.sub(r"\1 ay", LONE_A.sub(r"\1 ay", RUN.sub(_run, text)))
     return SINGLE.sub(lambda match: NAMES[match[0].lower()], text)
+
+
+def _respelled(match: re.Match[str]) -> str:
+    word = RESPELLED[match[0].lower()]
+    at_start = BEGINS_SENTENCE.search(match.string[max(match.start() - 3, 0) : match.start()])
+    return word.capitalize() if at_start else word
 
 
 def _joined(letters: str) -> str:

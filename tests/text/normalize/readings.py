@@ -383,6 +383,7 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("$3.50/lb. at Kroger", "three dollars and fifty cents per pound at Kroger"),
         ("2 mg/kg/day", "two milligrams per kilogram per day"),
         ("Hwy 101, Apt 5C, the Mk. II", "Highway one oh one, Apartment five C, the Mark two"),
+        ("thx, pls send a msg", "thanks, please send a message"),
         ("two PhDs, M&Ms", "two P H D's, M and M's"),
     ],
     "attributes": [

@@ -19,6 +19,10 @@ LETTERS = [
     ("Serial ABCDEFGH1", "Serial ABCDEFGH one"),
     ("the HTTP API and the USB-C port", "the aitch-tee-tee-pee ay-pee-i and the yoo-ess-bee-see port"),
     ("AMD and the IBM CEO", "ay-em-dee and the i-bee-em see-ee-oh"),
+    ("OK, that is ok. They OK'd it.", "Okay, that is okay. They okay'd it."),
+    ("Send the JSON by npm, not ssh.", "Send the jay-son by en-pee-em, not ess-ess-aitch."),
+    ("Hmm, shh! The nth time, psst. in kg", "Hmm, shh! The nth time, psst. in kay-jee"),
+    ("The WHO said so. WHO DID IT?", "The double-yoo-aitch-oh said so. WHO DID IT?"),
     ("WXYZTR", "double-yoo-ex-why-zee-tee-ar"),
 ]
 INITIALS = [
