@@ -52,6 +52,7 @@ MODEL = Prefiltered(
     r"(?<![\w.,/&-])(?:([B-HJ-Z]|[AI](?! ))-?(\d{3})|([A-Z]{2,5}) (?!\d00\d)(\d{4}))(s?)(?![\w%°-])(?![.,:/]\d)",
     any_of=DIGITS,
 )
+MODELS = Prefiltered(r"(?<![\w-])([A-Z]{1,3})-(\d{1,2})s(?!\w)", all_of="-s", any_of=DIGITS)  # "two B-52s"
 RETIREMENT_PLAN = Prefiltered(r"(?<![\w.,-])([4-5]0[1-9])\(?([a-z])\)?(?=(?:\(\d\))?(?![\w(]))", any_of=DIGITS)
 STATUS = Prefiltered(
     r"\b((?i:HTTP|status|error)\s|(?i:an?|the)\s(?=404|[45]\d\d\s(?i:error|status|response|means|during|from)\b))"
@@ -107,7 +108,7 @@ def speak_identifiers(text: str) -> str:
     text = ISBN.sub(lambda match: f"{match[1]}{digits(match[2])}{' X' if match[2].endswith('X') else ''}", text)
     text = EMERGENCY.sub(lambda match: f"{match[1]}{digits(match[2])}", text)
     text = NUMBERED_PLACE.sub(partial(read_apart, _numbered_place), text)
-    text = MODEL.sub(_model, text)
+    text = MODELS.sub(lambda match: f"{match[1]} {plural(below_hundred(int(match[2])))}", MODEL.sub(_model, text))
     text = RETIREMENT_PLAN.sub(lambda match: f"{in_parts(match[1])} {match[2]} ", text)
     text = STATUS.sub(lambda match: f"{match[1]}{in_parts(match[2])}", text)
     text = HOUSE_NUMBER.sub(lambda match: in_parts(match[0]), text)

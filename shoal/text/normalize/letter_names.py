@@ -15,7 +15,8 @@ NAMES = {
     **{"s": "ess", "t": "tee", "u": "yoo", "v": "vee", "w": "double-yoo", "x": "ex", "y": "why", "z": "zee"},
 }
 START, END = r"(?<![\w'-])", r"(?![\w-])(?!'(?!s\b))"
-RUN = re.compile(rf"{START}[A-Z](?:[ -][A-Z])+{END}")
+# "U S-based", "non-U S" and "C Cs" too.
+RUN = re.compile(r"(?<![\w'])[A-Z](?:[ -][A-Z])+(?=s?(?!\w))(?!'(?!s\b))")
 # "A" and "I" alone are words. A capital A inside a sentence is a letter, unless the words around it have capitals too.
 SINGLE = re.compile(rf"{START}[B-HJ-Zb-hj-z]{END}")
 LETTERED = (

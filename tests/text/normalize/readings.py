@@ -361,6 +361,7 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("Room 204B", "Room two oh four B"),
         ("A380, F-150, I-280 and an H200's", "A three eighty, F one fifty, I two eighty and an H two hundred's"),
         ("an RTX 4090, RFC 2616, ISO 9001", "an R T X forty ninety, R F C twenty-six sixteen, ISO nine thousand one"),
+        ("two B-52s", "two B fifty-twos"),
         ("two H100s, R$ 50", "two H one hundreds, fifty Brazilian reais"),
         ("HTTP 404 and a 503 error", "H T T P four oh four and a five oh three error"),
         ("a 305 page book", "a three hundred five page book"),

@@ -23,6 +23,7 @@ LETTERS = [
     ("Send the JSON by npm, not ssh.", "Send the jay-son by en-pee-em, not ess-ess-aitch."),
     ("Hmm, shh! The nth time, psst. in kg", "Hmm, shh! The nth time, psst. in kay-jee"),
     ("The WHO said so. WHO DID IT?", "The double-yoo-aitch-oh said so. WHO DID IT?"),
+    ("a US-based TV-show, non-US, 4 cc", "a yoo-ess-based tee-vee-show, non-yoo-ess, four see-sees"),
     ("WXYZTR", "double-yoo-ex-why-zee-tee-ar"),
 ]
 INITIALS = [
