@@ -424,7 +424,7 @@ READINGS: dict[str, list[tuple[str, str]]] = {
         ("Grades: A+, B-, C.", "Grades: A plus, B minus, C."),
         ("5! = 120", "five factorial equals one hundred twenty"),
         ("²³⁵U, ²/₃ cup", "two hundred thirty-five U, two thirds cup"),
-        ("the pH is 7", "the P H is seven"),
+        ("the pH is 7, 0pH", "the P H is seven, zero P H"),
     ],
     "numerals in lists": [
         ("(i) notice; (ii) cure", "one, notice; two, cure"),
