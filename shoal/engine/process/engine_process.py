@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from shoal.engine.process.messages import Command, Failed, Fragment, Heartbeat, JobReply, ModelInfo, Reply
 from shoal.engine.process.worker import EngineSource, run_worker
-from shoal.errors import EngineStopped, ShoalError
+from shoal.errors import EngineStopped, GenerationFailed, ShoalError
 
 Deliver = Callable[[JobReply], None]
 
@@ -28,6 +28,24 @@ class EngineJob:
     attempts: int = 0
     replied: bool = False  # the caller has received a reply, so the job cannot be resubmitted
     context: Context = field(default_factory=copy_context)  # caller's context, for log records about this job
+
+
+def final_error(
+    job: EngineJob, blamed: frozenset[int] | None, attempts: int, max_attempts: int, *, closing: bool
+) -> ShoalError | None:
+    """Return the error that ends a job of a process that died, or None if it is to be replayed.
+
+    `blamed` are the jobs suspected of the crash (None: not known); they get `attempts` processes, the others more.
+    """
+    if job.replied or closing:
+        return EngineStopped("the engine failed while processing the request; send it again")
+    if blamed is not None and job.id not in blamed:
+        busy = job.attempts >= max_attempts
+        return EngineStopped("the engine failed several times; try again later") if busy else None
+    if job.attempts >= attempts:
+        # Not EngineStopped, which tells clients to retry: the next engine process would die as well.
+        return GenerationFailed(f"the engine failed {job.attempts} times while processing this request")
+    return None
 
 
 class EngineProcess:

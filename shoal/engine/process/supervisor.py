@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from shoal.engine.process.engine_process import Deliver, EngineJob, EngineProcess
+from shoal.engine.process.engine_process import Deliver, EngineJob, EngineProcess, final_error
 from shoal.engine.process.logging import write_line
 from shoal.engine.process.messages import (
     CancelJob,
@@ -42,13 +42,16 @@ from shoal.engine.process.messages import (
 )
 from shoal.engine.process.replies import ReplyStream, deliver_to, result_value
 from shoal.engine.process.worker import EngineSource
-from shoal.errors import EngineBusy, EngineStopped, GenerationFailed, ShoalError
+from shoal.errors import EngineBusy, EngineStopped, ShoalError
 from shoal.speech import AudioChunk, Samples, SamplingParams, SpeechRequest
 from shoal.text.prompt import Codes
 
 logger = logging.getLogger(__name__)
 
 Activity = Literal["awake", "asleep", "waking"]
+
+# Time between two checks of the monitor, several times a second, above which this process must have been stopped.
+PAUSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ class Supervisor:
         """Stop all engine processes; with `drain`, after their active requests. Starting processes are killed."""
         with self._lock:
             self._closing = True
-            processes = [each for each in (self._current, *self._retiring) if each is not None]
+            processes = self._engines()
             for process in self._starting:
                 process.kill()
             self._changed.notify_all()
@@ -189,18 +192,21 @@ class Supervisor:
         """Wait for a process that is closing; kill it when it hangs, and at the deadline in any case."""
         process.busy = time.monotonic()
         while not process.join(0.02):
-            silent = time.monotonic() - process.last_reply > self.config.exit_seconds
-            if silent or self._overdue(process) or (deadline is not None and time.monotonic() > deadline):
+            now = time.monotonic()
+            silent = now - process.last_reply > self.config.exit_seconds
+            if silent or self._overdue(process, now) or (deadline is not None and now > deadline):
                 logger.error("engine process %s does not exit; killing it", process.process.pid)
                 process.kill()
                 break
         process.exited.wait(5.0)
 
-    def _overdue(self, process: EngineProcess) -> bool:
+    def _overdue(self, process: EngineProcess, now: float) -> bool:
         """Return whether a process that has to drain and exit runs no steps, or has had no jobs for `exit_seconds`."""
-        now = time.monotonic()
         process.busy = now if process.jobs else process.busy
-        return now - process.progress > self.config.hang_seconds or now - process.busy > self.config.exit_seconds
+        return self._stalled(process, now) or now - process.busy > self.config.exit_seconds
+
+    def _stalled(self, process: EngineProcess, now: float) -> bool:
+        return now - process.progress > self.config.hang_seconds
 
     def _ask(self, command: Command) -> Any:
         replies: queue.SimpleQueue[JobReply] = queue.SimpleQueue()
@@ -232,14 +238,17 @@ class Supervisor:
             self._changed.notify_all()  # wakes a sleeping engine
             return job
 
+    def _engines(self) -> list[EngineProcess]:
+        """Return the processes that may have jobs: the current one and those that drain. The lock is held."""
+        return [each for each in (self._current, *self._retiring) if each is not None]
+
     def _jobs(self) -> list[EngineJob]:
         """Return all unanswered jobs, sent to a process or queued. The lock is held."""
-        processes = [each for each in (self._current, *self._retiring) if each is not None]
-        return [*self._queued, *(job for process in processes for job in process.jobs.values())]
+        return [*self._queued, *(job for process in self._engines() for job in process.jobs.values())]
 
     def _speech_jobs_reach(self, limit: int) -> bool:
         """Return whether at least `limit` jobs are requests for speech. Checks each job only if there are so many."""
-        jobs = len(self._queued) + sum(len(each.jobs) for each in (self._current, *self._retiring) if each is not None)
+        jobs = len(self._queued) + sum(len(process.jobs) for process in self._engines())
         return jobs >= limit and sum(isinstance(job.command, Speak) for job in self._jobs()) >= limit
 
     def _assign(self, job: EngineJob) -> None:
@@ -256,8 +265,8 @@ class Supervisor:
         with self._lock:
             if job in self._queued:
                 self._queued.remove(job)
-            for process in (self._current, *self._retiring):
-                if process is not None and process.jobs.pop(job.id, None) is not None:
+            for process in self._engines():
+                if process.jobs.pop(job.id, None) is not None:
                     process.send(job.id, CancelJob())
 
     def _on_reply(self, process: EngineProcess, job_id: int, reply: Reply) -> None:
@@ -267,7 +276,7 @@ class Supervisor:
             self._record_backends(process, reply)
         elif isinstance(reply, Ready):
             with self._lock:
-                process.model_info = self._model_info = reply.model_info
+                process.model_info = reply.model_info
                 process.progress = time.monotonic()  # the time spent loading is not a hang
                 self._changed.notify_all()
         elif isinstance(reply, LogLine):
@@ -314,7 +323,8 @@ class Supervisor:
             process.model_info = None
             lost_jobs, process.jobs = list(process.jobs.values()), {}
             self._retiring = [each for each in self._retiring if each is not process]
-            errors = [self._final_error(process, job) for job in lost_jobs]
+            limits = self.config.attempts, self.config.max_attempts
+            errors = [final_error(job, process.blamed, *limits, closing=self._closing) for job in lost_jobs]
             for job, final in zip(lost_jobs, errors, strict=True):
                 if final is None:
                     self._replay(process, job)
@@ -322,18 +332,6 @@ class Supervisor:
         for job, final in zip(lost_jobs, errors, strict=True):
             if final is not None:
                 job.deliver(Failed(final))
-
-    def _final_error(self, process: EngineProcess, job: EngineJob) -> ShoalError | None:
-        """Return the error that ends a job of a dead process, or None if it is to be replayed."""
-        if job.replied or self._closing:
-            return EngineStopped("the engine failed while processing the request; send it again")
-        if process.blamed is not None and job.id not in process.blamed:
-            busy = job.attempts >= self.config.max_attempts
-            return EngineStopped("the engine failed several times; try again later") if busy else None
-        if job.attempts >= self.config.attempts:
-            # Not EngineStopped, which tells clients to retry: the next engine process would die as well.
-            return GenerationFailed(f"the engine failed {job.attempts} times while processing this request")
-        return None
 
     def _replay(self, process: EngineProcess, job: EngineJob) -> None:
         """Resubmit a job of a dead process; the next process starts it alone if it may have caused the crash."""
@@ -350,7 +348,7 @@ class Supervisor:
         """
         fresh = EngineProcess(source, self._on_reply)
         with self._registered_as_starting(fresh):
-            self._await_ready(fresh)
+            info = self._await_ready(fresh)
         with self._lock:
             if self._closing:
                 fresh.kill()
@@ -359,6 +357,8 @@ class Supervisor:
                 self._retire(fresh)
                 return
             old, self._current, self.source, self._failures = self._current, fresh, source, 0
+            # Not when the engine reports it: until here another engine speaks, perhaps with another model.
+            self._model_info = fresh.model_info or info
             self.activity, self._used = "awake", time.monotonic()
             if old is not None and old.alive:
                 self._retire(old)
@@ -388,19 +388,22 @@ class Supervisor:
         process.busy = time.monotonic()
         process.send(0, Close(drain=True, timeout=None))
 
-    def _await_ready(self, process: EngineProcess) -> None:
+    def _await_ready(self, process: EngineProcess) -> ModelInfo:
         deadline = time.monotonic() + self.config.start_seconds
         with self._changed:
             while process.model_info is None and not process.exited.is_set() and time.monotonic() < deadline:
                 self._changed.wait(0.5)
-        if process.model_info is None:
+            info = process.model_info
+        if info is None:
             process.kill()
             raise process.start_error or EngineStopped(f"the engine was not ready in {self.config.start_seconds:g} s")
+        return info
 
     def _monitor(self) -> None:
         """Restart an engine that died and kill those that hang, retiring ones too, until the supervisor is closed."""
+        checked = time.monotonic()
         while not self._closing:
-            self._kill_overdue()
+            checked = self._kill_hanging(checked)
             with self._lock:
                 current, asleep = self._current, self.activity == "asleep"
             if asleep:
@@ -409,10 +412,27 @@ class Supervisor:
                 logger.info("stopping the engine process after %g s without requests", self.config.sleep_seconds)
             elif current is None or current.exited.wait(0.1):
                 self._restart(current)
-            elif current.jobs and time.monotonic() - current.progress > self.config.hang_seconds:
-                logger.error("no engine step for %.0f s; killing the engine process", self.config.hang_seconds)
-                current.kill()
-                current.exited.wait()
+
+    def _kill_hanging(self, checked: float) -> float:
+        """Kill engines that hang; their jobs are replayed or fail when the process has exited.
+
+        `checked` is the time of the last check; returns that of this one. If this process was stopped in between
+        (Ctrl-Z, a paused container), so were the engines: they hang only if they make no progress from now on.
+        """
+        now = time.monotonic()
+        with self._lock:
+            current, engines = self._current, self._engines()
+            for process in engines if now - checked > PAUSE_SECONDS else ():
+                process.progress = process.busy = now
+            overdue = [process for process in self._retiring if process.alive and self._overdue(process, now)]
+        for process in overdue:
+            logger.error("retiring engine process %s hangs; killing it", process.process.pid)
+            process.kill()
+        if current is not None and current.alive and current.jobs and self._stalled(current, now):
+            logger.error("no engine step for %.0f s; killing the engine process", self.config.hang_seconds)
+            current.kill()
+            current.exited.wait()
+        return now
 
     def _fall_asleep(self) -> bool:
         """End the engine process if it has been idle for `sleep_seconds`."""
@@ -437,14 +457,6 @@ class Supervisor:
             self.wakes += 1
         logger.info("starting the engine process for a new request")
         self._start_again()
-
-    def _kill_overdue(self) -> None:
-        """Kill retiring engines that hang; their jobs are replayed or fail when the process has exited."""
-        with self._lock:
-            overdue = [process for process in self._retiring if process.alive and self._overdue(process)]
-        for process in overdue:
-            logger.error("retiring engine process %s hangs; killing it", process.process.pid)
-            process.kill()
 
     def _restart(self, ended: EngineProcess | None) -> None:
         """Replace an engine that ended, unless a reload has already replaced that one."""
@@ -477,8 +489,7 @@ class Supervisor:
 
     def _fail_all(self, error: ShoalError) -> None:
         with self._lock:
-            for process in (self._current, *self._retiring):
-                if process is not None:
-                    self._queued += process.jobs.values()
-                    process.jobs = {}
+            for process in self._engines():
+                self._queued += process.jobs.values()
+                process.jobs = {}
         self._fail_queued(error)

@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -190,7 +191,7 @@ def test_an_engine_that_a_reload_replaced_is_not_restarted(
     processes: list[FakeProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds: list[None] = []
-    monkeypatch.setattr(Supervisor, "_kill_overdue", lambda self: rounds.append(None))
+    monkeypatch.setattr(Supervisor, "_kill_hanging", lambda self, checked: rounds.append(None))
     with supervising(SupervisorConfig(sleep_seconds=1000.0)) as supervisor:
         supervisor.reload(supervisor.source)
         wait_until(lambda: not processes[0].alive)
@@ -255,3 +256,26 @@ def test_without_the_setting_an_engine_never_sleeps(processes: list[FakeProcess]
         supervisor._used = LONG_AGO
         assert not supervisor._fall_asleep()
         assert supervisor.activity == "awake"
+
+
+def test_an_engine_that_was_stopped_together_with_the_server_is_not_killed(
+    processes: list[FakeProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Ctrl-Z, or by pausing the container: the clock goes on, and the engine has had no chance to report."""
+    paused, checks = [0.0], Counter[str]()
+
+    def monotonic() -> float:
+        checks[threading.current_thread().name] += 1
+        return time.monotonic() + paused[0]
+
+    monkeypatch.setattr(supervisor_module, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+    with supervising(SupervisorConfig(hang_seconds=60.0)) as supervisor:
+        thread, answers = ask(supervisor)
+        wait_until(lambda: processes[0].jobs)
+        paused[0] = 3600.0
+        before = checks["shoal-monitor"]
+        wait_until(lambda: checks["shoal-monitor"] > before + 20)
+        assert processes[0].alive
+        processes[0].answer_all()
+        thread.join(240)
+        assert (answers, supervisor.restarts) == (["done"], 0)

@@ -194,6 +194,26 @@ def test_a_reload_and_a_crash_at_once_leave_one_engine() -> None:
         supervisor.close()
 
 
+@pytest.mark.usefixtures("forked_engines")
+def test_the_model_is_that_of_the_engine_that_speaks_also_when_another_gets_ready_after_it() -> None:
+    """The engine crashes and is restarted while the operator reloads with another model, which is ready first."""
+    supervisor = Supervisor(SOURCE)
+    supervisor.start()
+    try:
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGKILL)
+        wait_until(lambda: bool(supervisor._starting))
+        restarted = supervisor._starting[0]
+        assert restarted.process.pid is not None
+        os.kill(restarted.process.pid, signal.SIGSTOP)
+        supervisor.reload(replace(SOURCE, model="random:tiny-s2"))
+        os.kill(restarted.process.pid, signal.SIGCONT)
+        wait_until(lambda: not supervisor._starting and not supervisor._retiring)
+        assert supervisor.model_info.model == "random:tiny-s2"
+    finally:
+        supervisor.close()
+
+
 def test_an_engine_that_does_not_read_its_pipe_blocks_no_caller(supervisor: Supervisor) -> None:
     engine = supervisor.process_id
     assert engine is not None
