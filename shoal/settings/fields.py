@@ -64,7 +64,7 @@ Dtype = Annotated[Literal["float32", "bfloat16", "float16"] | None, BeforeValida
 Device = Annotated[str, _checked(_device)]
 Weights = Annotated[str, _checked(_weights)]
 Cap = Annotated[str, _checked(read_memory_limit)]
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bytes = Annotated[ByteSize, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Sizes = Annotated[tuple[Count, ...], BeforeValidator(_split_list), Field(min_length=1)]
@@ -241,6 +241,7 @@ class Settings(BaseSettings):
     sleep_seconds: float = Field(
         0.0,
         ge=0,
+        allow_inf_nan=False,
         description="Time in seconds without requests after which the engine process ends and frees its memory; the "
         "next request starts it again and waits for the model to load. 0: never.",
     )
@@ -272,9 +273,10 @@ class Settings(BaseSettings):
     header_seconds: Positive = Field(
         Limits.header_seconds, description="Maximum time in seconds for the request headers to arrive."
     )
-    reference_seconds: Positive = Field(
+    # Bounded, because the codec allocates its tables for this duration at start.
+    reference_seconds: Annotated[float, Field(gt=0, le=3600)] = Field(
         EngineConfig.reference_seconds,
-        description="Maximum duration in seconds of a voice recording and of codes to decode.",
+        description="Maximum duration in seconds, up to 3,600, of a voice recording and of codes to decode.",
     )
     buffer_bytes: Bytes = Field(
         ByteSize(Limits.buffer_bytes), description="Maximum encoded audio buffered for one client that reads slowly."

@@ -152,6 +152,22 @@ def test_an_invalid_setting_is_reported_with_its_source(
         read(variables, **flags)
 
 
+DURATIONS = [name for name, field in Settings.model_fields.items() if name.endswith("_seconds")]
+
+
+@pytest.mark.parametrize("name", DURATIONS)
+@pytest.mark.parametrize("value", ["inf", "1e400", "nan"])
+def test_a_duration_without_end_is_refused_by_name_instead_of_ending_the_start(name: str, value: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^{name} \(SHOAL_{name.upper()}\): "):
+        read({f"SHOAL_{name.upper()}": value})
+
+
+def test_recordings_are_limited_to_an_hour_for_which_the_codec_has_tables() -> None:
+    assert read({"SHOAL_REFERENCE_SECONDS": "3600"}).settings.limits().reference_seconds == 3600
+    with pytest.raises(InvalidRequest, match="less than or equal to 3600"):
+        read({"SHOAL_REFERENCE_SECONDS": "1000000"})
+
+
 def test_an_unknown_key_of_the_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "shoal.toml"
     file.write_text("prot = 80\n")
