@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 from shoal.errors import InvalidRequest
 
 Samples = NDArray[np.float32]  # mono, in [-1, 1]
+
+MAX_SEED = 2**64 - 1
+MAX_COUNT = 2**31 - 1  # of `top_k` and `max_frames`, which are limits: more than any model has
 
 LANGUAGES = ("en", "de", "fr")  # languages that texts can be normalized in
 
@@ -74,12 +78,11 @@ class SamplingParams(Sampling):
         for name in ("top_p", "repetition_penalty"):
             if getattr(self, name) == 0:
                 raise InvalidRequest(f"{name} must be greater than 0")
-        if self.top_k < 0 or self.max_frames < 0:
-            raise InvalidRequest("top_k and max_frames must not be negative; 0 means no limit")
         if self.repetition not in ("upstream", "window"):
             raise InvalidRequest(f"repetition must be upstream or window, not {self.repetition!r}")
-        if not 0 <= self.seed < 2**64:
-            raise InvalidRequest(f"seed must be a whole number from 0 to 2**64 - 1, not {self.seed}")
+        for name, high in (("top_k", MAX_COUNT), ("max_frames", MAX_COUNT), ("seed", MAX_SEED)):
+            # Integers of numpy would overflow in the seeds of later turns, on the engine thread.
+            object.__setattr__(self, name, _whole_number(name, getattr(self, name), 0, high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,20 +155,22 @@ class SpeechRequest:
     timestamps: bool = False  # report when each word is spoken, with the chunks of audio
 
     def __post_init__(self) -> None:
+        for name in ("text", "client"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidRequest(f"{name} must be a string, not {getattr(self, name)!r:.80}")
         if not isinstance(self.voice, str | None):
             raise InvalidRequest(f"voice must be the name of a stored voice or None, not {self.voice!r:.80}")
         if (self.voice is not None) + bool(self.voices) + bool(self.recordings) > 1:
             raise InvalidRequest("give only one of voice, voices and recordings")
         if self.fallback_voices and self.voice is None:
             raise InvalidRequest("fallback_voices replace a voice: give one")
-        if self.chunk_bytes is not None and not 16 <= self.chunk_bytes <= 100_000:
-            raise InvalidRequest(f"chunk_bytes must be between 16 and 100000 bytes, not {self.chunk_bytes}")
+        for name, low, high in (("chunk_bytes", 16, 100_000), ("first_chunk_frames", 1, MAX_COUNT)):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _whole_number(name, getattr(self, name), low, high))
         if self.language is not None and self.language not in LANGUAGES:
             raise InvalidRequest(f"language must be one of {', '.join(LANGUAGES)}, not {self.language!r:.40}")
         if self.timeout is not None and not self.timeout > 0:
             raise InvalidRequest(f"timeout must be greater than 0 seconds, not {self.timeout:g}")
-        if self.first_chunk_frames is not None and self.first_chunk_frames < 1:
-            raise InvalidRequest(f"first_chunk_frames must be at least 1, not {self.first_chunk_frames}")
 
     def deadline_from(self, admitted: float) -> float | None:
         """Return the absolute deadline, on the clock of `admitted`; None without a timeout."""
@@ -214,5 +219,12 @@ class Speech:
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise InvalidRequest(f"{name} must be between {low:g} and {high:g}, not {value:g}")
+    if not (isinstance(value, Real) and low <= value <= high):
+        raise InvalidRequest(f"{name} must be between {low:g} and {high:g}, not {value!r:.80}")
+
+
+def _whole_number(name: str, value: object, low: int, high: int) -> int:
+    """Return an integer, also one of numpy, as an int. Raises InvalidRequest."""
+    if not (isinstance(value, Integral) and low <= int(value) <= high):
+        raise InvalidRequest(f"{name} must be a whole number from {low} to {high}, not {value!r:.80}")
+    return int(value)

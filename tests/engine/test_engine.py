@@ -1,6 +1,7 @@
 """Engine and Service: texts and voices in, chunks out."""
 
 import asyncio
+import math
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
@@ -134,6 +135,48 @@ def test_sampling_survives_pickling() -> None:
     expected = SamplingParams(temperature=0.5, top_p=0.8, seed=3, max_frames=9)
     assert sent.resolve(defaults) == overrides.resolve(defaults) == expected
     assert Sampling().resolve(defaults) == defaults
+
+
+def test_integers_of_numpy_are_settings_like_any_other(engine: Engine) -> None:
+    def codes(seed: int, count: int) -> np.ndarray:
+        sampling = Sampling(seed=seed, top_k=count, max_frames=count)
+        stream = engine.service.speak_blocking(
+            SpeechRequest("One here. Two here. Three here.", chunk_bytes=16, sampling=sampling)
+        )
+        assert sum(chunk.samples.size for chunk in stream)
+        return stream.codes()
+
+    own = codes(2**64 - 5, 4)
+    assert own.shape[1] > 4  # several turns, each with a seed of its own
+    assert np.array_equal(own, codes(np.uint64(2**64 - 5), np.int64(4)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", 1.5),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", "7"),
+        ("top_k", 2**63),
+        ("top_k", 1.5),
+        ("max_frames", 2.5),
+        ("max_frames", -1),
+        ("temperature", "1"),
+        ("top_p", math.nan),
+    ],
+)
+def test_a_sampling_setting_that_would_fail_on_the_engine_thread_is_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{name} must be "):
+        Sampling(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("first_chunk_frames", 1.5), ("chunk_bytes", 60.5), ("client", []), ("text", b"hello")]
+)
+def test_a_field_of_a_request_that_would_fail_on_the_engine_thread_is_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{name} must be "):
+        SpeechRequest(**{"text": "hello", name: value})  # type: ignore[arg-type]
 
 
 def test_a_recording_is_encoded_once_and_its_prompt_computed_once(engine: Engine) -> None:
