@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from shoal.errors import CheckpointError
@@ -12,16 +12,18 @@ KERNEL = 7  # taps of the decoder's and the encoder's convolutions
 DILATIONS = (1, 3, 9)  # one per residual unit of a block
 # Length of the graph decoders' rotary table in frames: more than an hour and a half of speech per stream.
 MAX_POSITIONS = 1 << 17
+MAX_SIZE = 1 << 20  # of any number in a configuration: larger ones overflow in the libraries that get them
 
 # Upstream stores class defaults and training options in the same file; none of them affects inference.
 TRAINING_ONLY = {"causal", "block_size", "dropout_rate", "attn_dropout_rate", "channels_first", "quantizer_dropout"}
 
 
-def _require_sizes(name: str, value: object, minimum: int = 1) -> None:
-    """Raise CheckpointError unless value is an integer >= minimum or a non-empty tuple of such integers."""
-    for number in value if isinstance(value, tuple) and value else (value,):
-        if not isinstance(number, int) or isinstance(number, bool) or number < minimum:
-            raise CheckpointError(f"codec configuration: {name} = {value!r} must be integers >= {minimum}")
+def _require_sizes(name: str, value: object, minimum: int = 1, *, several: bool = False) -> None:
+    """Raise CheckpointError unless value is an integer in range, or with `several` a non-empty tuple of them."""
+    for number in value if several and isinstance(value, tuple) and value else (value,):
+        if not isinstance(number, int) or isinstance(number, bool) or not minimum <= number <= MAX_SIZE:
+            allowed = f"{'integers' if several else 'an integer'} >= {minimum} and <= {MAX_SIZE:,}"
+            raise CheckpointError(f"codec configuration: {name} = {value!r:.40} must be {allowed}")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class WindowTransformerConfig:
     def __post_init__(self) -> None:
         for name in ("n_layer", "n_head", "dim", "intermediate_size", "head_dim", "window_size"):
             _require_sizes(name, getattr(self, name))
+        for name in ("rope_base", "norm_eps"):
+            if not 0 < getattr(self, name) < inf:
+                raise CheckpointError(f"codec configuration: {name} must be a number greater than 0")
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,11 @@ class CodecConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in (entry.name for entry in fields(self) if entry.name != "transformer"):
-            _require_sizes(name, getattr(self, name), minimum=0 if name == "encoder_transformer_layers" else 1)
+        for entry in fields(self):
+            minimum = 0 if entry.name == "encoder_transformer_layers" else 1
+            if entry.name != "transformer":
+                several = isinstance(entry.default, tuple)
+                _require_sizes(entry.name, getattr(self, entry.name), minimum, several=several)
         if prod(self.encoder_rates) != prod(self.decoder_rates):
             raise CheckpointError("codec configuration: encoder_rates and decoder_rates have different products")
         if len(self.encoder_transformer_layers) != len(self.encoder_rates):

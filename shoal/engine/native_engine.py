@@ -222,11 +222,12 @@ class NativeEngine:
     def _new_steps(self) -> NativeSteps:
         model, pool = self.checkpoint.model.config, self.scheduler.pool
         slow, alignment = model.slow, self.checkpoint.profile.alignment
+        # First, because it compares the sizes of config.json with the weights.
+        native = NativeDualAR(self.checkpoint.model, self.context)
         shape = (slow.n_layer, pool.count + 1, pool.size, slow.n_local_heads, slow.head_dim)
         keys, values = (np.zeros(shape, np.float32) for _ in range(2))
         slots = SlotArrays.zeros(self.config.slots, 1 + model.num_codebooks, model.family.repetition_window)
         heads = () if alignment is None else alignment.heads
-        native = NativeDualAR(self.checkpoint.model, self.context)
         scores = new_scores(self.config.slots)
         return NativeSteps(native, keys, values, self.scheduler.tables, slots, heads, scores)
 

@@ -1,5 +1,6 @@
 """Sizes and switches of a DualAR model; `checkpoint/format/model_config.py` reads and writes them as `config.json`."""
 
+import math
 from dataclasses import dataclass
 
 from shoal.errors import CheckpointError
@@ -9,6 +10,9 @@ from shoal.model.family import Family
 RESIDUAL_CODES = 1024
 # Context positions that upstream keeps free for generated frames.
 RESERVED_POSITIONS = 2048
+# Bounds of a plausible model: memory is allocated by these sizes before the weights are compared with them.
+MAX_LAYERS = 1_000
+MAX_SIZE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,11 @@ class BlockConfig:
     max_seq_len: int
 
     def __post_init__(self) -> None:
-        for name in ("n_layer", "dim", "n_head", "n_local_heads", "head_dim", "intermediate_size", "max_seq_len"):
+        _require_size("n_layer", self.n_layer, MAX_LAYERS)
+        for name in ("dim", "n_head", "n_local_heads", "head_dim", "intermediate_size", "max_seq_len"):
             _require_size(name, getattr(self, name))
+        for name in ("rope_base", "norm_eps"):
+            _require_positive(name, getattr(self, name))
         if self.head_dim % 2:
             raise CheckpointError(f"config.json: head_dim = {self.head_dim} must be even for rotary embeddings")
         if self.n_head % self.n_local_heads:
@@ -90,6 +97,11 @@ class DualARConfig:
         return 2 * 2 * self.slow.n_layer * self.slow.n_local_heads * self.slow.head_dim
 
 
-def _require_size(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config.json: {name} = {value!r} must be an integer of at least 1")
+def _require_size(name: str, value: object, maximum: int = MAX_SIZE) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= maximum:
+        raise CheckpointError(f"config.json: {name} = {value!r:.40} must be an integer from 1 to {maximum:,}")
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise CheckpointError(f"config.json: {name} = {value!r} must be a number greater than 0")

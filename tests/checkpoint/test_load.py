@@ -1,4 +1,5 @@
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -329,10 +330,18 @@ def change(path: Path, tensors: dict[str, Tensor | None]) -> None:
         ("dim", None, r"config\.json: dim = None"),
         ("n_layer", -1, r"config\.json: n_layer = -1"),
         ("n_layer", 2.5, r"config\.json: n_layer = 2\.5"),
+        ("n_layer", 10**9, r"config\.json: n_layer = 1000000000 must be an integer from 1 to 1,000"),
+        (
+            "max_seq_len",
+            2**63,
+            r"config\.json: max_seq_len = 9223372036854775808 must be an integer from 1 to 1,048,576",
+        ),
         ("vocab_size", True, r"config\.json: vocab_size = True"),
         ("head_dim", 15, r"config\.json: head_dim = 15"),
         ("n_local_heads", 3, r"config\.json: n_local_heads = 3"),
         ("rope_base", "big", r"config\.json"),
+        ("rope_base", math.nan, r"config\.json: rope_base = nan must be a number greater than 0"),
+        ("norm_eps", 10**400, r"config\.json: int too large to convert to float"),
         ("vocab_size", 300, r"config\.json: .*vocab_size"),
         ("codebook_size", 100, r"config\.json: .*codebook_size"),
         ("n_fast_layers", 4, "unknown keys n_fast_layers"),
@@ -360,6 +369,8 @@ def test_a_section_that_is_not_an_object_is_refused(section: str, s2: Path) -> N
         ({"encoder_rates": "fast"}, "codec configuration: encoder_rates"),
         ({"latent_dim": -4}, "codec configuration: latent_dim"),
         ({"latent_dim": None}, "codec configuration: latent_dim"),
+        ({"sample_rate": 2**63}, "codec configuration: sample_rate = 9223372036854775808 must be an integer >= 1"),
+        ({"sample_rate": [16000]}, "codec configuration: sample_rate"),
         ({"colour": 1}, "codec configuration: .*colour"),
         ({"quantizer": 3}, "codec configuration: "),
         ({"quantizer": {"colour": 1}}, "codec configuration: .*colour"),

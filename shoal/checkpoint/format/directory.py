@@ -79,7 +79,7 @@ def read_model_config(directory: Path, tokenizer: Tokenizer) -> DualARConfig:
     """Read `config.json` and the token ids of the tokenizer. Raises CheckpointError."""
     try:
         return read_config(read_json(directory / "config.json"), TokenIds.of(tokenizer))
-    except (TypeError, ValueError) as problem:
+    except (TypeError, ValueError, OverflowError) as problem:
         raise CheckpointError(f"{directory / 'config.json'}: {problem}") from problem
 
 
