@@ -123,10 +123,16 @@ def atomic_write(path: Path, content: bytes, *, private: bool = False) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Sync a directory, so that files created or renamed in it survive a power loss. Raises OSError."""
+    """Sync a directory, so that files created or renamed in it survive a power loss. Raises OSError.
+
+    Does nothing on file systems that cannot sync directories, such as the shared folders of VirtualBox.
+    """
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(fd)
 

@@ -229,3 +229,14 @@ def test_a_path_is_local_only_if_all_its_file_systems_are_known_to_be(
 ) -> None:
     monkeypatch.setattr("shoal.paths.file_systems", lambda path, mounts: kinds)
     assert is_local(tmp_path / "missing") == (local and sys.platform == "linux")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a directory of /proc")
+def test_a_file_system_that_cannot_sync_directories_is_no_error() -> None:
+    directory = os.open("/proc/self", os.O_RDONLY)
+    try:
+        with pytest.raises(OSError, match="Invalid argument"):
+            os.fsync(directory)
+    finally:
+        os.close(directory)
+    sync_directory(Path("/proc/self"))
