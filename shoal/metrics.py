@@ -63,7 +63,7 @@ ENGINE_METRICS = (
     ),
     _counter("shoal_sequences_cancelled", "scheduler.cancelled", "Sequences cancelled before they finished."),
     _counter("shoal_frames", "speech.frames", "Audio frames generated."),
-    _counter("shoal_utterances_completed", "speech.spoken", "Utterances generated to their end."),
+    _counter("shoal_utterances_completed", "speech.completed", "Utterances generated to their end."),
     _counter(
         "shoal_guard_retries", "speech.retried", "Utterances and turns regenerated after the guard rejected them."
     ),

@@ -58,16 +58,16 @@ def is_local(path: Path) -> bool:
 
 def file_systems(path: str, mounts: str) -> set[str]:
     """Return the types of the file systems at and below a resolved path; `mounts` is /proc/self/mountinfo's content."""
-    deepest, own, below = "", "", set[str]()
+    deepest, file_system, nested = "", "", set[str]()
     for line in mounts.splitlines():
         mount, _, source = line.partition(" - ")
         point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), mount.split(" ")[4])
-        kind = source.split(" ")[0]
+        found = source.split(" ")[0]
         if _contains(point, path) and len(point) >= len(deepest):  # a later mount at the same point hides the earlier
-            deepest, own = point, kind
+            deepest, file_system = point, found
         elif _contains(path, point):
-            below.add(kind)
-    return below | {own}
+            nested.add(found)
+    return nested | {file_system}
 
 
 def _contains(directory: str, path: str) -> bool:

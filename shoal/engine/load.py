@@ -131,9 +131,9 @@ def slow_backends(core: EngineCore) -> str | None:
     if not slow and not dropped:
         return None
     reasons = dict.fromkeys([*runner.reasons.values(), *codec.reasons.values(), *dropped])
-    facts = [*slow, *([f"{counted(len(dropped), 'size is', 'sizes are')} left out"] if dropped else [])]
+    problems = [*slow, *([f"{counted(len(dropped), 'size is', 'sizes are')} left out"] if dropped else [])]
     advice = 'run `shoal doctor`; see "Compiling a kernel fails" in the troubleshooting guide'
-    return f"{', '.join(facts)} ({'; '.join(reasons) or 'quantized codec'}): slower but correct; {advice}"
+    return f"{', '.join(problems)} ({'; '.join(reasons) or 'quantized codec'}): slower but correct; {advice}"
 
 
 def build_core(checkpoint: Checkpoint, config: EngineConfig, *, record_weights: bool = False) -> EngineCore:

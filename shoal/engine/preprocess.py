@@ -194,7 +194,7 @@ def _turn(
     continuation = _tokens(prompts.next_turn(turn.text))
     return Turn(
         turn.text,
-        continuation[prompts.columns_before_first_turn :],
+        continuation[prompts.tokens_before_first_turn :],
         continuation,
         prefixes[turn.delivery.voice],
         min_frames=int(shortest_seconds(turn.text, profile.min_duration, pace) * codec.frame_rate),
@@ -242,7 +242,7 @@ def place_words(text: str, prompts: PromptBuilder) -> TextTokens:
     spans = prompts.grid.text_spans(text)
     begins, ends = [begin for begin, _ in spans], [end for _, end in spans]
     words = ((bisect_right(ends, word.first), bisect_left(begins, word.last)) for word in spoken_words(text))
-    return TextTokens(len(spans), prompts.columns_after_text, tuple(words))
+    return TextTokens(len(spans), prompts.tokens_after_text, tuple(words))
 
 
 def _divide(

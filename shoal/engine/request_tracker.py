@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class RequestStats:
     frames: int = 0
     samples: int = 0
-    spoken: int = 0  # utterances that finished successfully
+    completed: int = 0  # utterances generated to their end
     retried: int = 0
     failed: int = 0
 
@@ -239,7 +239,7 @@ class RequestTracker:
             finish = utterance.sequence.finish
             del self.active[utterance.id]
             self._release(utterance, self.scheduler.release)
-            self.stats.spoken += 1
+            self.stats.completed += 1
         context = utterance.spoken_context() if chunk.ended else None
         words = () if utterance.words is None else utterance.words.take()
         rate = self.audio_decoder.codec.config.sample_rate

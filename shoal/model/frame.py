@@ -138,7 +138,7 @@ def penalized_semantic(state: FrameState, head: Head) -> Tensor:
 
 
 def penalized_codes(state: FrameState, codebook: int, unused: int) -> Tensor:
-    """Return the codes [n, W] of one codebook to penalize. Upstream counts empty places of the window as code 0."""
+    """Return the codes [n, W] of one codebook to penalize. Upstream counts empty positions of the window as code 0."""
     skip = state.settings.whole_window[:, None] & ~_filled(state)
     return torch.where(skip, unused, state.window[:, 1 + codebook])
 
@@ -149,5 +149,5 @@ def effective_penalty(state: FrameState) -> Tensor:
 
 
 def _filled(state: FrameState) -> Tensor:
-    """Return a boolean mask [n, W] of the places of the window that hold a token."""
+    """Return a boolean mask [n, W] of the positions of the window that hold a token."""
     return torch.arange(state.window.shape[-1], device=state.frame.device) < (state.frame - 1)[:, None]

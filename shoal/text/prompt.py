@@ -104,12 +104,12 @@ class PromptBuilder(Protocol):
     def grid(self) -> GridBuilder: ...
 
     @property
-    def columns_after_text(self) -> int:
+    def tokens_after_text(self) -> int:
         """Columns between the text of a turn and its first frame."""
         ...
 
     @property
-    def columns_before_first_turn(self) -> int:
+    def tokens_before_first_turn(self) -> int:
         """Columns at the beginning of `next_turn` that `first_turn` does not have; the others are the same."""
         ...
 
@@ -135,8 +135,8 @@ class InterleavePrompts:
     """S1 format: text and audio alternate. An earlier turn has the form of a further reference."""
 
     grid: GridBuilder
-    columns_after_text = 0
-    columns_before_first_turn = 1
+    tokens_after_text = 0
+    tokens_before_first_turn = 1
 
     def prompt(self, text: str, references: Sequence[Reference] = ()) -> Grid:
         return join([self.prefix(references), self.first_turn(text)])
@@ -167,7 +167,7 @@ class ChatPrompts:
     """S2 format: the system message holds the voices, each user message a turn, each assistant message its frames."""
 
     grid: GridBuilder
-    columns_before_first_turn = 0
+    tokens_before_first_turn = 0
 
     def prompt(self, text: str, references: Sequence[Reference] = ()) -> Grid:
         return join([self.prefix(references), self.first_turn(text)])
@@ -192,7 +192,7 @@ class ChatPrompts:
         ]
 
     @property
-    def columns_after_text(self) -> int:
+    def tokens_after_text(self) -> int:
         return len(self._after_text)
 
     @cached_property

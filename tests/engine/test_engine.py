@@ -297,7 +297,7 @@ def test_statistics_cover_every_component(engine: Engine) -> None:
     figures = engine.service.statistics()
     assert (figures["live"], figures["running"], figures["waiting"], figures["slots"]) == (0, 0, 0, 4)
     assert figures["blocks"]["all"] == 4 * 2048 // 16
-    assert figures["speech"] == {"frames": 6, "samples": 6 * 640, "spoken": 1, "retried": 0, "failed": 0}
+    assert figures["speech"] == {"frames": 6, "samples": 6 * 640, "completed": 1, "retried": 0, "failed": 0}
     assert figures["scheduler"]["finished"] == 1
     assert figures["steps"]["steps"] >= 6
     assert figures["codec_seconds"] > 0

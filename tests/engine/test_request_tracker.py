@@ -92,7 +92,7 @@ def test_speech_passes_the_guard(tiny: Checkpoint) -> None:
     received, core = speak(tiny, tone)
     assert received.finish is FinishReason.LENGTH
     assert len(received.samples) == 16 * FRAME
-    assert (core.tracker.stats.spoken, core.tracker.stats.retried, core.tracker.stats.failed) == (1, 0, 0)
+    assert (core.tracker.stats.completed, core.tracker.stats.retried, core.tracker.stats.failed) == (1, 0, 0)
 
 
 @pytest.mark.parametrize(("sound", "finding"), [(silence, "silent"), (nonsense, "not finite"), (square, "clipped")])
@@ -109,7 +109,7 @@ def test_output_that_is_not_speech_is_retried_once_and_then_fails(
     assert bool(received.chunks) is heard_in_part
     assert core.tracker.stats.retried == (0 if heard_in_part else 1)
     assert core.tracker.stats.failed == 1
-    assert core.tracker.stats.spoken == 0
+    assert core.tracker.stats.completed == 0
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -122,7 +122,7 @@ def test_a_retry_has_another_seed_and_is_reproducible(oracle: Oracle, lag: int) 
     assert np.array_equal(received.codes, second)
     assert not np.array_equal(first, second)
     assert np.array_equal(received.samples, tone(16 * FRAME))
-    assert (core.tracker.stats.retried, core.tracker.stats.spoken) == (1, 1)
+    assert (core.tracker.stats.retried, core.tracker.stats.completed) == (1, 1)
 
 
 def test_a_retry_of_a_long_text_starts_at_its_first_turn(oracle: Oracle) -> None:

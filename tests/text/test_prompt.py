@@ -92,7 +92,7 @@ def test_a_tail_begins_with_the_stop_token_the_model_sampled(prompts: PromptBuil
 @settings(deadline=None)
 @given(text=WORDS)
 def test_a_first_turn_is_the_end_of_a_next_turn(prompts: PromptBuilder, text: str) -> None:
-    tail = prompts.next_turn(text)[:, prompts.columns_before_first_turn :]
+    tail = prompts.next_turn(text)[:, prompts.tokens_before_first_turn :]
     np.testing.assert_array_equal(prompts.first_turn(text), tail)
 
 

@@ -25,5 +25,5 @@ def chunk_frames(sent: int, lead: float, first: int, max_frames: int) -> int:
         return first
     if 0 < lead <= 1:
         return 1  # playback may run out before the next frame
-    least = max(first, min(MIN_CHUNK_FRAMES, max_frames))
-    return least if lead <= 0 else max(least, min(sent // 2, max_frames))
+    minimum = max(first, min(MIN_CHUNK_FRAMES, max_frames))
+    return minimum if lead <= 0 else max(minimum, min(sent // 2, max_frames))

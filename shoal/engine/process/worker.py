@@ -285,9 +285,9 @@ class EngineWorker:
         service, trimmer = self._service, HeapTrimmer()
         while True:
             time.sleep(HEARTBEAT_SECONDS)
-            beat = Heartbeat(service.core.stats.steps, service.thread.active, service.backends)
-            self._send(0, beat)
-            trimmer.update(beat.steps, beat.active)
+            heartbeat = Heartbeat(service.core.stats.steps, service.thread.active, service.backends)
+            self._send(0, heartbeat)
+            trimmer.update(heartbeat.steps, heartbeat.active)
 
 
 def _settle(ended: "asyncio.Future[None]") -> None:

@@ -61,9 +61,9 @@ class PrefixesInFlight:
             self._borrowed.append((sequence, found))
         return found.block
 
-    def orphans(self) -> list[Sequence]:
+    def invalid_borrowers(self) -> list[Sequence]:
         """Return the sequences that borrowed, in this plan, blocks of a sequence that was preempted since.
 
-        They have to be preempted as well, which may orphan others: call this again.
+        They have to be preempted as well, which may invalidate blocks that others borrowed: call this again.
         """
         return [sequence for sequence, block in self._borrowed if not block.valid and sequence.blocks]

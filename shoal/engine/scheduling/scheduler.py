@@ -203,8 +203,8 @@ class Scheduler:
         sampling = not self._postponed
         decodes = self._plan_decodes(ready) if sampling else []
         prefills = self._plan_prefills(eligible, budget, sampling=sampling)
-        while orphans := self._prefixes.orphans():
-            self._preempt(orphans[0])
+        while borrowers := self._prefixes.invalid_borrowers():
+            self._preempt(borrowers[0])
         # Reserving a block may have preempted a sequence that was already planned; its epoch has changed then.
         valid = [(sequence, epoch) for sequence, epoch in decodes if sequence.epoch == epoch]
         return Batch(

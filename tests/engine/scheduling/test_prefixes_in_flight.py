@@ -53,11 +53,11 @@ def test_a_preempted_sequence_orphans_those_that_borrowed_in_the_same_plan_only(
     prefixes.begin_plan()
     prefixes.add(first, 0, 9, SIZE)
     prefixes.borrow(first.keys[0], second)
-    assert not prefixes.orphans()
+    assert not prefixes.invalid_borrowers()
     first.reset_kv()
-    assert prefixes.orphans() == [second]
+    assert prefixes.invalid_borrowers() == [second]
     second.reset_kv()
-    assert not prefixes.orphans()
+    assert not prefixes.invalid_borrowers()
 
     leader = sequence(4)
     prefixes.begin_plan()
@@ -65,4 +65,4 @@ def test_a_preempted_sequence_orphans_those_that_borrowed_in_the_same_plan_only(
     prefixes.begin_plan()
     prefixes.borrow(leader.keys[0], third)
     leader.reset_kv()  # its step is in flight: what it computes will be there
-    assert not prefixes.orphans()
+    assert not prefixes.invalid_borrowers()
