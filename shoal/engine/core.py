@@ -87,16 +87,7 @@ class EngineCore:
         first = parse_backend(config.backend)
         self.runner = self._build_runner(kv, first, record_weights=record_weights)
         self.health = DeviceHealth(self.runner, kv, self.scheduler.tables, model.config)
-        self.audio_decoder = AudioDecoder(
-            checkpoint.codec,
-            config.slots,
-            first_frames=config.first_chunk_frames or MIN_CHUNK_FRAMES,
-            max_frames=config.max_chunk_frames,
-            clock=clock,
-            overlap=self.runner.lag > 0,
-            backends=codec_backends(checkpoint, first),
-            native=lambda: self.runner.native_context or open_context(config.cpu_isa, torch.get_num_threads()),
-        )
+        self.audio_decoder = self._build_audio_decoder(first)
         self.tracker = RequestTracker(self.scheduler, self.audio_decoder, model.config, config, clock)
         self._suspects: deque[tuple[Sequence, int]] = deque()  # each with its length when the step failed
         self._out_of_memory = False  # whether the last failed step ran out of memory
@@ -113,6 +104,19 @@ class EngineCore:
             token_budget=config.token_budget,
             isa=config.cpu_isa,
             clock=self.clock,
+        )
+
+    def _build_audio_decoder(self, first: Backend | None) -> AudioDecoder:
+        config = self.config
+        return AudioDecoder(
+            self.checkpoint.codec,
+            config.slots,
+            first_frames=config.first_chunk_frames or MIN_CHUNK_FRAMES,
+            max_frames=config.max_chunk_frames,
+            clock=self.clock,
+            overlap=self.runner.lag > 0,
+            backends=codec_backends(self.checkpoint, first),
+            native=lambda: self.runner.native_context or open_context(config.cpu_isa, torch.get_num_threads()),
         )
 
     @property
@@ -185,12 +189,7 @@ class EngineCore:
 
         If a step of several sequences failed, all of them would be suspects and the failing one would stay unknown.
         """
-        # Read at every step: the backend may have changed since the last one.
-        self.scheduler.token_budget = budget = self.runner.token_budget
-        frame_rate = self.checkpoint.codec.config.frame_rate
-        seconds, limit = self.runner.token_seconds, self.config.token_budget
-        self.scheduler.burst_tokens = burst_tokens(frame_rate, budget, seconds, limit)
-        self.audio_decoder.first_frames = self.config.first_chunk_frames or self._default_first_chunk()
+        self._follow_backend()
         suspect = self._suspect()
         if suspect is not None and suspect.slot < 0 and not self.scheduler.has_free_slot:
             return self.scheduler.plan()  # the suspect waits for a slot
@@ -199,10 +198,17 @@ class EngineCore:
             return Batch()
         return self.scheduler.plan(alone=suspect)
 
-    def _default_first_chunk(self) -> int:
-        if not self.audio_decoder.exact_chunks:
-            return MIN_CHUNK_FRAMES
-        return first_chunk_frames(self.checkpoint.codec.config.frame_rate, self.runner.frame_seconds)
+    def _follow_backend(self) -> None:
+        """Set the limits that depend on the backend, which may have changed since the last step."""
+        frame_rate, runner = self.checkpoint.codec.config.frame_rate, self.runner
+        self.scheduler.token_budget = runner.token_budget
+        self.scheduler.burst_tokens = burst_tokens(
+            frame_rate, runner.token_budget, runner.token_seconds, self.config.token_budget
+        )
+        default = MIN_CHUNK_FRAMES
+        if self.audio_decoder.exact_chunks:
+            default = first_chunk_frames(frame_rate, runner.frame_seconds)
+        self.audio_decoder.first_frames = self.config.first_chunk_frames or default
 
     def _launch(self, batch: Batch) -> Callable[[], StepOutput] | None:
         """Launch a batch; return the function that waits for the oldest step in flight, None if the launch failed."""

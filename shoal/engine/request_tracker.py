@@ -118,27 +118,36 @@ class RequestTracker:
 
     def _advance(self, progress: Progress) -> PlannedChunk | Event | None:
         """Return the chunk to decode now, if any, or the event of an utterance that failed."""
-        sequence = progress.sequence
-        utterance = self.active[sequence.id]
+        utterance = self.active[progress.sequence.id]
         if progress.frames:
-            utterance.codes.append(sequence.tokens[sequence.length - 1, 1:].copy())
-            if utterance.words is not None and progress.attention is not None and sequence.text is not None:
-                utterance.words.feed(utterance.turn, progress.attention, sequence.text.length)
-            self.stats.frames += 1
-        turn_ended = sequence.finish is not None
-        utterance.truncated |= sequence.finish is FinishReason.LENGTH
-        if self._left_out(utterance) and not self._divide_turn(utterance):
+            self._append_frame(utterance, progress)
+        if progress.sequence.finish is None:
+            chunk = self.audio_decoder.next_chunk(utterance, ended=False)
+            return None if chunk is None else replace(chunk, turn=utterance.turn)
+        if self._stopped_early(utterance) and not self._divide_turn(utterance):
             return self._retry_turn(utterance)
-        if turn_ended:
-            utterance.turn_ends.append(len(utterance.codes))
-        number, turn = utterance.turn, utterance.turns[utterance.turn]
-        ended = turn_ended and not self._next_turn(utterance)
-        chunk = self.audio_decoder.next_chunk(utterance, ended=ended, pausing=turn_ended)
-        if chunk is None and turn_ended and (turn.silence_after or turn.delivery.rate != 1.0 or utterance.words):
-            chunk = PlannedChunk(utterance, 0, ended=False)  # all frames are decoded, but not all audio or words sent
-        return None if chunk is None else replace(chunk, turn=number, turn_ended=turn_ended)
+        return self._end_turn(utterance)
 
-    def _left_out(self, utterance: Utterance) -> bool:
+    def _append_frame(self, utterance: Utterance, progress: Progress) -> None:
+        """Append the newest frame of a sequence, and what was read of the attention for its word times."""
+        sequence = progress.sequence
+        utterance.codes.append(sequence.tokens[sequence.length - 1, 1:].copy())
+        if utterance.words is not None and progress.attention is not None and sequence.text is not None:
+            utterance.words.feed(utterance.turn, progress.attention, sequence.text.length)
+        self.stats.frames += 1
+
+    def _end_turn(self, utterance: Utterance) -> PlannedChunk | None:
+        """Begin the next turn, if there is one; return the chunk with the rest of the turn that has ended, if any."""
+        number, turn = utterance.turn, utterance.turns[utterance.turn]
+        utterance.truncated |= utterance.sequence.finish is FinishReason.LENGTH
+        utterance.turn_ends.append(len(utterance.codes))
+        ended = not self._next_turn(utterance)
+        chunk = self.audio_decoder.next_chunk(utterance, ended=ended, pausing=True)
+        if chunk is None and (turn.silence_after or turn.delivery.rate != 1.0 or utterance.words):
+            chunk = PlannedChunk(utterance, 0, ended=False)  # all frames are decoded, but not all audio or words sent
+        return None if chunk is None else replace(chunk, turn=number, turn_ended=True)
+
+    def _stopped_early(self, utterance: Utterance) -> bool:
         """Return whether the model ended the current turn long before its text can have been spoken."""
         too_short = utterance.turn_frames < utterance.turns[utterance.turn].min_frames
         return too_short and utterance.guard is not None and utterance.sequence.finish is FinishReason.STOP
