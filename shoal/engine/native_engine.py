@@ -194,12 +194,15 @@ class NativeEngine:
 
     @cached_property
     def _identity(self) -> str:
-        """Return what keys and values depend on besides the tokens, as text: library, model file and block size."""
+        """Return what keys and values depend on besides the tokens, as text.
+
+        Library, model file, its configuration (which a fine-tune may change beside the same file), and block size.
+        """
         path = self.checkpoint.directory / MODEL_FILE
         file, pool = path.stat(), self.scheduler.pool
         # All instruction sets but the baseline give the same bits.
         code = (library_name(), self.context.isa == BASELINE)
-        parts = (*code, path.resolve(), file.st_size, file.st_mtime_ns, pool.size)
+        parts = (*code, path.resolve(), file.st_size, file.st_mtime_ns, self.checkpoint.model.config, pool.size)
         return "\n".join(map(str, parts))
 
     def _voice(self, name: str) -> Voice:

@@ -1,6 +1,7 @@
 """Keys and values of voices on disk: the same audio, computed in fewer steps, and never from the wrong file."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,16 @@ def test_a_file_of_another_library_or_model_is_not_used(
 ) -> None:
     monkeypatch.setattr(native_engine, name, value)
     assert speak(arrays, folder, tmp_path)[1] == 0
+
+
+def test_a_file_of_the_same_weights_with_another_configuration_is_not_used(
+    arrays: ArrayCheckpoint, folder: Path, tmp_path: Path
+) -> None:
+    config = replace(arrays.model.config, slow=replace(arrays.model.config.slow, rope_base=1000.0))
+    edited = replace(arrays, model=replace(arrays.model, config=config))
+    samples, blocks = speak(edited, folder, tmp_path)
+    assert blocks == 0
+    np.testing.assert_array_equal(samples, speak(edited, None, tmp_path)[0])
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(
