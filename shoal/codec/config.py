@@ -117,7 +117,7 @@ class CodecConfig:
         """
         try:
             return cls(**_flatten(stored))
-        except (KeyError, TypeError, AttributeError) as problem:
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
             raise CheckpointError(f"codec configuration: {problem}") from problem
 
     def to_dict(self) -> dict[str, Any]:

@@ -373,6 +373,7 @@ def test_a_section_that_is_not_an_object_is_refused(section: str, s2: Path) -> N
         ({"sample_rate": [16000]}, "codec configuration: sample_rate"),
         ({"colour": 1}, "codec configuration: .*colour"),
         ({"quantizer": 3}, "codec configuration: "),
+        ({"quantizer": "x"}, "codec configuration: "),
         ({"quantizer": {"colour": 1}}, "codec configuration: .*colour"),
         ({"window_transformer": {}}, "codec configuration: "),
         ({"encoder_transformer": {}}, "codec configuration: "),
