@@ -20,10 +20,11 @@ TRAINING_ONLY = {"causal", "block_size", "dropout_rate", "attn_dropout_rate", "c
 
 def _require_sizes(name: str, value: object, minimum: int = 1, *, several: bool = False) -> None:
     """Raise CheckpointError unless value is an integer in range, or with `several` a non-empty tuple of them."""
-    for number in value if several and isinstance(value, tuple) and value else (value,):
-        if not isinstance(number, int) or isinstance(number, bool) or not minimum <= number <= MAX_SIZE:
-            allowed = f"{'integers' if several else 'an integer'} >= {minimum} and <= {MAX_SIZE:,}"
-            raise CheckpointError(f"codec configuration: {name} = {value!r:.40} must be {allowed}")
+    numbers = value if several and isinstance(value, tuple) else (value,)
+    valid = (type(number) is int and minimum <= number <= MAX_SIZE for number in numbers)
+    if several != isinstance(value, tuple) or not numbers or not all(valid):
+        allowed = f"{'integers' if several else 'an integer'} >= {minimum} and <= {MAX_SIZE:,}"
+        raise CheckpointError(f"codec configuration: {name} = {value!r:.40} must be {allowed}")
 
 
 @dataclass(frozen=True)

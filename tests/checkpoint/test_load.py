@@ -367,6 +367,7 @@ def test_a_section_that_is_not_an_object_is_refused(section: str, s2: Path) -> N
     ("change", "message"),
     [
         ({"encoder_rates": "fast"}, "codec configuration: encoder_rates"),
+        ({"encoder_rates": 512}, "codec configuration: encoder_rates = 512 must be integers"),
         ({"latent_dim": -4}, "codec configuration: latent_dim"),
         ({"latent_dim": None}, "codec configuration: latent_dim"),
         ({"sample_rate": 2**63}, "codec configuration: sample_rate = 9223372036854775808 must be an integer >= 1"),
