@@ -44,6 +44,9 @@ __all__ = [
 
 HOPPER_SHARED_MEMORY = 232_448
 H200_MULTIPROCESSORS = 132
+# Major compute capabilities where products of 64 rows and more use other instructions than few rows: wgmma on Hopper,
+# tcgen05 on B200, B300 (10.x) and Jetson Thor (11.0). RTX 50 and DGX Spark (12.x) have neither.
+WGMMA_MAJORS = (9, 10, 11)
 
 # Compiled kernels are cached on disk across restarts; Triton's cache key covers source, target and compiler version.
 # Must be set before Triton is imported; a TRITON_CACHE_DIR that is set already is kept.
@@ -224,8 +227,8 @@ def supports_pdl(device: torch.device) -> bool:
 
 @cache
 def has_wgmma(device: torch.device) -> bool:
-    """Return whether products of 64 rows and more use other instructions than few rows: wgmma (9.0), tcgen05 (10.x)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
+    """Return whether products of 64 rows and more use other instructions than few rows."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in WGMMA_MAJORS
 
 
 @cache

@@ -13,10 +13,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,21 +35,20 @@ from shoal.engine.execution.graphs import LARGE_PROMPTS, PROMPTS
 from shoal.kernels import compile_check
 from shoal.kernels.compile_check import check_codec_kernels, check_kernels, launch_largest_products
 from shoal.kernels.cuda_graph import Workload, compile_ahead
-from shoal.kernels.jit import Kernel
+from shoal.kernels.jit import WGMMA_MAJORS, Kernel
 from shoal.model.dual_ar import DualAR
 from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes
 from tests.kernels.hopper import RaisingCompileMode, eight_bit_products, frames, k_groups
 
 # Opt-in shared memory per block in bytes, by compute capability.
-LIMITS = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
-# Multiprocessors of an A100, RTX 3060, L4, H200, B200 and RTX 5070 Ti.
-MULTIPROCESSORS = {80: 108, 86: 28, 89: 58, 90: 132, 100: 148, 120: 70}
-# Targets whose products of many rows use another instruction than those of few rows.
-WGMMA = (90, 100)
+LIMITS = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448}
+LIMITS |= {100: 232_448, 103: 232_448, 110: 232_448, 120: 101_376, 121: 101_376}
+# Multiprocessors of an A100, RTX 3060, Jetson Orin NX, L4, H200, B200, B300, Jetson Thor, RTX 5070 Ti and DGX Spark.
+MULTIPROCESSORS = {80: 108, 86: 28, 87: 8, 89: 58, 90: 132, 100: 148, 103: 148, 110: 20, 120: 70, 121: 48}
 # Without `--full`, products over 8-bit weights and kernels of the codec are compiled for one target of each kind only.
-EIGHT_BIT, CODEC = (89, 90), (86, 90)
-SUBSET = (80, 86, 89, 90, 100, 120)
+EIGHT_BIT, CODEC = (89, 90, 110), (86, 90)
+SUBSET = (80, 86, 89, 90, 100, 110, 120)
 # Registers that a variant may spill to local memory, in bytes per thread.
 MAX_SPILLS = 512
 SLOTS = 128
@@ -122,32 +122,38 @@ def released_model(name: str) -> DualAR:
     return model.to(torch.bfloat16).to_empty(device="cpu")
 
 
-def compile_for(arch: int, workloads: Iterator[Workload], limit: int) -> dict[str, object]:
+def compile_for(arch: int, workloads: Iterator[Workload], limit: int) -> dict[str, Any]:
     """Compile the workloads for one target, with tiles for `limit` bytes of shared memory; return the summary."""
     triton.runtime.driver.set_active(OfflineDriver(arch))
+    wgmma = arch // 10 in WGMMA_MAJORS
     modules = [module for name, module in sys.modules.items() if name.startswith("shoal.kernels.")]
     for module in modules:
         if hasattr(module, "supports_pdl"):
             module.supports_pdl = lambda device: arch >= 90
         if hasattr(module, "has_wgmma"):
-            module.has_wgmma = lambda device: arch in WGMMA
+            module.has_wgmma = lambda device: wgmma
         if hasattr(module, "shared_memory_limit"):
             module.shared_memory_limit = lambda device: limit
         if hasattr(module, "multiprocessor_count"):
             module.multiprocessor_count = lambda device: MULTIPROCESSORS[arch]
     compile_ahead(workloads, strict=True)
     kernels = {name: each for module in modules for name, each in vars(module).items() if isinstance(each, Kernel)}
-    variants = [
-        (name, variant.metadata.shared, spilled_bytes(variant.asm["cubin"]))
-        for name, each in kernels.items()
-        for variant in each.function.device_caches[arch][0].values()
-    ]
+    compiled = [(name, each) for name in kernels for each in kernels[name].function.device_caches[arch][0].values()]
+    variants = [(name, each.metadata.shared, spilled_bytes(each.asm["cubin"])) for name, each in compiled]
     over = [each for each in variants if each[1] > limit or each[2] > MAX_SPILLS]
     _, shared, spills = (max(column) for column in zip(*variants, strict=True))
     spilling = sum(each[2] > 0 for each in variants)
     sizes = {"largest": shared, "spills": spills, "spilling": spilling}
-    groups = k_groups(arch, wgmma=arch in WGMMA)
-    return {"arch": arch, "limit": limit, "variants": len(variants), **sizes, "over": over, "k_groups": groups}
+    groups = k_groups(arch, wgmma=wgmma)
+    # What `has_wgmma` assumes of the target, and what the compiler does with many rows.
+    instructions = {"expected": wgmma, "found": any(uses_wgmma(each.asm["ttgir"]) for _, each in compiled)}
+    result = {"arch": arch, "limit": limit, "variants": len(variants), **sizes, "over": over, "k_groups": groups}
+    return {**result, "wgmma": instructions}
+
+
+def uses_wgmma(text: str) -> bool:
+    """Return whether code in Triton's GPU dialect multiplies with wgmma or tcgen05."""
+    return "ttng.warp_group_dot" in text or "ttng.tc_gen5_mma" in text
 
 
 def spilled_bytes(cubin: bytes) -> int:
@@ -184,7 +190,14 @@ def main() -> int:
         workloads = all_workloads(arch) if arguments.full else iter(subset)
         results.append(compile_for(arch, workloads, limit) | predictions(limit, codec=arguments.full or arch in CODEC))
         print(json.dumps(results[-1]), flush=True)
-    return 1 if any(result["over"] or result["k_groups"]["wrong"] for result in results) else 0
+    return 1 if any(map(is_wrong, results)) else 0
+
+
+def is_wrong(result: Mapping[str, Any]) -> bool:
+    """Return whether a variant does not fit its target, or products of few and of many rows would differ there."""
+    return (
+        bool(result["over"] or result["k_groups"]["wrong"]) or result["wgmma"]["expected"] != result["wgmma"]["found"]
+    )
 
 
 if __name__ == "__main__":
