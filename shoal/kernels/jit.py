@@ -9,13 +9,16 @@ writes anything that another kernel of the same frame touches. Host uploads and 
 complete without the wait.
 """
 
+import atexit
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import torch
@@ -24,6 +27,7 @@ from shoal.paths import cache_directory
 
 __all__ = [
     "ASSEMBLER",
+    "TEMPORARY_CACHE",
     "collect_compiled",
     "compile_only",
     "compiling_only",
@@ -42,16 +46,16 @@ __all__ = [
     "triton",
 ]
 
+logger = logging.getLogger(__name__)
+
 HOPPER_SHARED_MEMORY = 232_448
 H200_MULTIPROCESSORS = 132
 # Major compute capabilities where products of 64 rows and more use other instructions than few rows: wgmma on Hopper,
 # tcgen05 on B200, B300 (10.x) and Jetson Thor (11.0). RTX 50 and DGX Spark (12.x) have neither.
 WGMMA_MAJORS = (9, 10, 11)
 
-# Compiled kernels are cached on disk across restarts; Triton's cache key covers source, target and compiler version.
-# Must be set before Triton is imported; a TRITON_CACHE_DIR that is set already is kept.
-with suppress(RuntimeError):  # a user without a home directory: Triton's own default
-    os.environ.setdefault("TRITON_CACHE_DIR", str(cache_directory() / "triton"))
+# Prefix of the cache of compiled kernels of one process, where the user's is not writable.
+TEMPORARY_CACHE = "shoal-triton-"
 
 
 def triton_wanted() -> bool:
@@ -60,7 +64,32 @@ def triton_wanted() -> bool:
     return "triton" in sys.modules or "TRITON_INTERPRET" in os.environ or torch.cuda.device_count() > 0
 
 
+def kernel_cache() -> str:
+    """Return the directory of compiled kernels: in the user's cache, or for this process only if that is not writable.
+
+    Triton cannot compile without one, and a container may have a read-only file system or a user without a home.
+    """
+    try:
+        folder = cache_directory() / "triton"
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return str(folder)
+    except (OSError, RuntimeError) as error:
+        temporary = TemporaryDirectory(prefix=TEMPORARY_CACHE)
+        atexit.register(temporary.cleanup)
+        logger.warning(
+            "compiled kernels are not kept, so every start compiles them again (%s): set XDG_CACHE_HOME or "
+            "TRITON_CACHE_DIR to a writable directory",
+            error,
+        )
+        return temporary.name
+
+
 IMPORTED = triton_wanted()  # false: Triton was not imported because nothing could run it, not because it is missing
+# Compiled kernels are cached on disk across restarts; Triton's cache key covers source, target and compiler version.
+# Must be set before Triton is imported; a TRITON_CACHE_DIR that is set already is kept.
+if IMPORTED and not os.environ.get("TRITON_CACHE_DIR"):
+    os.environ["TRITON_CACHE_DIR"] = kernel_cache()
 try:
     if not IMPORTED:
         raise ImportError("no GPU")

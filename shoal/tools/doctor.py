@@ -203,7 +203,7 @@ def _kernel_cache() -> Iterator[DoctorFinding]:
     """Report the compiled kernels on disk; deleting the directory makes the next start compile them again."""
     import torch
 
-    from shoal.kernels import jit  # noqa: F401 - sets TRITON_CACHE_DIR
+    from shoal.kernels.jit import TEMPORARY_CACHE  # the module sets TRITON_CACHE_DIR
 
     if not torch.cuda.is_available() or "TRITON_CACHE_DIR" not in os.environ:
         return
@@ -211,7 +211,10 @@ def _kernel_cache() -> Iterator[DoctorFinding]:
     files = [file for file in folder.rglob("*") if file.is_file()] if folder.is_dir() else []
     size = sum(file.stat().st_size for file in files)
     kernels = sum(file.suffix in (".cubin", ".hsaco") for file in files)
-    yield DoctorFinding("kernel cache", f"{folder}, {kernels} kernels, {size / 1e6:.0f} MB")
+    temporary = folder.name.startswith(TEMPORARY_CACHE)
+    advice = "every start compiles them again: set XDG_CACHE_HOME to a writable directory" if temporary else ""
+    found = f"{folder}, {kernels} kernels, {size / 1e6:.0f} MB"
+    yield DoctorFinding("kernel cache", found, "warn" if temporary else "ok", advice)
 
 
 def _extras() -> Iterator[DoctorFinding]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.kernels.jit import TEMPORARY_CACHE
 from shoal.native import choice
 from shoal.native.choice import LibraryStatus
 from shoal.quantize import modes
@@ -112,7 +113,11 @@ def test_the_kernel_cache_is_shown_with_its_size(tmp_path: Path, monkeypatch: py
     (tmp_path / "abc").mkdir()
     (tmp_path / "abc" / "linear.cubin").write_bytes(b"x" * 2_000_000)
     (finding,) = doctor._kernel_cache()
-    assert finding.value == f"{tmp_path}, 1 kernels, 2 MB"
+    assert (finding.value, finding.mark) == (f"{tmp_path}, 1 kernels, 2 MB", "ok")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / f"{TEMPORARY_CACHE}abc"))
+    (finding,) = doctor._kernel_cache()
+    assert finding.mark == "warn"
+    assert "XDG_CACHE_HOME" in finding.advice
 
 
 def test_the_memory_limit_of_the_container_applies(monkeypatch: pytest.MonkeyPatch) -> None:

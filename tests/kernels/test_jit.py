@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from threading import Event, Thread, Timer
 from unittest.mock import Mock
 
@@ -200,3 +201,26 @@ assert linear(torch.ones(1, 32), torch.eye(32)).tolist() == [[1.0] * 32]
     ours = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=ours, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_kernels_compile_for_a_user_whose_cache_is_not_writable(tmp_path: Path) -> None:
+    program = """
+import os
+import torch, triton
+from shoal.kernels.jit import collect_compiled
+from shoal.kernels.linear.linear import linear
+from tests.kernels.offline import OfflineDriver
+triton.runtime.driver.set_active(OfflineDriver(89))
+with collect_compiled() as compiled:
+    linear(torch.ones(1, 128), torch.eye(128))
+assert compiled
+print(os.environ["TRITON_CACHE_DIR"])
+"""
+    (tmp_path / "home").touch()  # nothing can be created below a file, not even by root
+    ours = {**os.environ, "TRITON_INTERPRET": "0", "XDG_CACHE_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+    ours.pop("TRITON_CACHE_DIR", None)
+    done = subprocess.run([sys.executable, "-c", program], env=ours, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "every start compiles them again" in done.stderr
+    assert done.stdout.startswith(str(tmp_path))
+    assert not Path(done.stdout.strip()).exists()  # kept until the process ends
