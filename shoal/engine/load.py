@@ -198,7 +198,11 @@ def weight_chooser(config: EngineConfig, device: torch.device, dtype: torch.dtyp
 
 def choose_device(device: str) -> str:
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        if not torch.cuda.is_available():
+            return "cpu"
+        if (reason := missing_kernels("cuda")) is not None:
+            logger.warning("using the CPU: %s", reason)
+        return "cuda" if reason is None else "cpu"
     try:
         found = torch.device(device)
     except RuntimeError:
@@ -211,7 +215,33 @@ def choose_device(device: str) -> str:
         raise InvalidRequest(f"{device}: this machine has no usable CUDA device; run `shoal doctor` for the cause")
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         raise InvalidRequest(f"{device}: this machine has {torch.cuda.device_count()} CUDA devices, counted from 0")
+    if found.type == "cuda" and (reason := missing_kernels(device)) is not None:
+        raise InvalidRequest(f"{device}: {reason}")
     return device
+
+
+def missing_kernels(device: str | int) -> str | None:
+    """Return why this build of torch cannot compute on a CUDA device, which may be too old or too new; else None."""
+    built = torch.cuda.get_arch_list() if torch.version.hip is None else []
+    codes = [(each.startswith("sm_"), _capability_number(each)) for each in built]
+    if not codes:
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    own = _capability_number(f"{major}{minor}")
+    # Machine code (sm_) runs on later minor versions; PTX (compute_) is compiled for any later GPU.
+    if any(number <= own and (number // 10 == own // 10 or not machine_code) for machine_code, number in codes):
+        return None
+    return (
+        f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, and torch {torch.__version__} "
+        f"has no code for it, only {' '.join(built)}: install another build of torch "
+        "(https://pytorch.org/get-started), or use --device cpu"
+    )
+
+
+def _capability_number(name: str) -> int:
+    """Return 90 for sm_90a. Jetson Thor was 10.1 before CUDA 13, which calls it 11.0."""
+    number = int("".join(filter(str.isdigit, name)))
+    return 110 if number == 101 else number
 
 
 def choose_dtype(dtype: str | None, device: str) -> torch.dtype:

@@ -145,11 +145,13 @@ def predicted_cpu_speed(count: int) -> str:
 def _gpu() -> Iterator[DoctorFinding]:
     import torch
 
+    from shoal.engine.load import missing_kernels
+
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
-            card = torch.cuda.get_device_properties(index)
+            card, reason = torch.cuda.get_device_properties(index), missing_kernels(index)
             found = f"{card.name}, {card.total_memory / 1e9:.0f} GB, capability {card.major}.{card.minor}"
-            yield DoctorFinding(f"GPU {index}", found)
+            yield DoctorFinding(f"GPU {index}", found, "ok" if reason is None else "missing", reason or "")
         return
     if which("nvidia-smi") is None:
         yield DoctorFinding("GPU", "none found", "warn", "the CPU will be used")
@@ -294,7 +296,8 @@ def _choose() -> BackendChoice:
     name = str(dtype).removeprefix("torch.")
     if device == "cpu":
         backend = "native" if native_library().available else "eager"
-        return BackendChoice(device, name, backend, backend, "torch finds no GPU")
+        why = "torch has no code for the GPU" if torch.cuda.is_available() else "torch finds no GPU"
+        return BackendChoice(device, name, backend, backend, why)
     found = {
         "model": check_kernels(torch.device(device), dtype),
         "codec": check_codec_kernels(torch.device(device), torch.float16),

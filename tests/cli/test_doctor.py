@@ -1,6 +1,7 @@
 import builtins
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -166,6 +167,21 @@ def test_the_backends_of_a_gpu_are_predicted_from_its_kernels(
     assert (choice.device, choice.dtype) == ("cuda", "float16")
     assert (choice.backend, choice.codec_backend) == backends
     assert choice.why.endswith(why)
+
+
+def test_a_gpu_for_which_torch_has_no_code_is_named_and_the_cpu_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(name="Reef 9000", total_memory=8e9, major=6, minor=1)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_75", "sm_80"])
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: card)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (6, 1))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Reef 9000")
+    (finding,) = doctor._gpu()
+    assert finding.mark == "missing"
+    assert "only sm_75 sm_80: install another build of torch" in finding.advice
+    choice = doctor._choose()
+    assert (choice.device, choice.why) == ("cpu", "torch has no code for the GPU")
 
 
 def cached(cache: Path, folder: str, files: dict[str, str]) -> None:

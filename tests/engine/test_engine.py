@@ -431,6 +431,45 @@ def test_device_and_dtype_defaults_depend_on_the_machine(monkeypatch: pytest.Mon
         resolve_kv_dtype("fp8", torch.float32, torch.device("mps"))
 
 
+WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "usable"),
+    [
+        ((6, 1), WHEEL, False),  # GTX 1080
+        ((7, 0), WHEEL, False),  # V100
+        ((7, 5), WHEEL, True),
+        ((8, 9), WHEEL, True),  # runs the code of 8.6
+        ((12, 1), WHEEL, True),
+        ((11, 0), WHEEL, False),
+        ((11, 0), [*WHEEL, "compute_100"], True),  # compiled by the driver
+        ((11, 0), ["sm_101"], True),  # Jetson Thor before CUDA 13
+        ((12, 0), ["sm_80", "sm_90a"], False),  # RTX 50 and an older wheel
+        ((6, 1), [], True),  # unknown
+    ],
+)
+def test_a_gpu_for_which_torch_has_no_code_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capability: tuple[int, int],
+    architectures: list[str],
+    usable: bool,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: architectures)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Reef 9000")
+    assert choose_device("auto") == ("cuda" if usable else "cpu")
+    assert ("using the CPU: Reef 9000" in caplog.text) == (not usable)
+    if usable:
+        assert choose_device("cuda:0") == "cuda:0"
+        return
+    with pytest.raises(InvalidRequest, match="install another build of torch"):
+        choose_device("cuda:0")
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
