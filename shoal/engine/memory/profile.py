@@ -14,6 +14,7 @@ from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
 from shoal.engine.core import EngineCore, block_bytes
 from shoal.engine.kv_cache import AttentionMetadata, PrefillSegment
 from shoal.engine.memory.limit import parse_memory_limit
+from shoal.engine.memory.stats import free_memory
 from shoal.engine.scheduling.scheduler import prefill_budget
 from shoal.errors import DeviceFailed, GenerationFailed, InvalidRequest
 from shoal.quantize.apply import modes_of
@@ -60,9 +61,7 @@ def plan_memory(checkpoint: Checkpoint, config: EngineConfig, *, record_weights:
     """
     device = checkpoint.model.device
     # Memory of other processes on the card is not available.
-    limit = min(
-        device_memory_limit(config, device), torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    )
+    limit = min(device_memory_limit(config, device), free_memory(device) + torch.cuda.memory_reserved(device))
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(device).total_memory, device)
     if config.kv_bytes is not None:
         return config
@@ -187,5 +186,5 @@ def _release_memory() -> None:
 
 def _outside(device: torch.device) -> int:
     """Return the device memory held outside torch: by the driver and by other processes."""
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free - torch.cuda.memory_reserved(device)
+    total = torch.cuda.mem_get_info(device)[1]
+    return total - free_memory(device) - torch.cuda.memory_reserved(device)

@@ -1,6 +1,7 @@
 import copy
 import os
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from shoal.checkpoint.random import random_checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore, block_bytes
 from shoal.engine.load import build_core, load
-from shoal.engine.memory import profile
+from shoal.engine.memory import profile, stats
 from shoal.engine.memory.profile import (
     MIN_SLOT_TOKENS,
     SLACK,
@@ -89,6 +90,26 @@ def test_slots_are_halved_until_each_has_room_for_a_request(
     # One slot is kept with less, and the log says how much that is.
     assert plan_memory(tiny, EngineConfig(slots=2)).slots == 1
     assert f"room for only {MIN_SLOT_TOKENS // 2} tokens" in caplog.text
+
+
+@pytest.mark.usefixtures("card")
+def test_the_limit_of_a_gpu_that_shares_the_memory_of_the_host_includes_what_files_are_cached_in(
+    tiny: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text(f"MemAvailable: {7 * 10**9 // 1024} kB\n")
+    monkeypatch.setattr(stats, "MEMINFO", tmp_path / "meminfo")
+    card = SimpleNamespace(total_memory=8 * 10**9, is_integrated=True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**9, 8 * 10**9))
+    limits = list[int]()
+
+    def measured(checkpoint: Checkpoint, config: EngineConfig, limit: int, **_: bool) -> MemoryBudget:
+        limits.append(limit)
+        return MemoryBudget(limit, 10**9, 0)
+
+    monkeypatch.setattr(profile, "measure", measured)
+    plan_memory(tiny, EngineConfig(slots=1))
+    assert limits == [pytest.approx(7 * 10**9 - stats.HOST_RESERVE, abs=1024)]
 
 
 def test_the_advice_names_smaller_weights_only_if_there_are_any(tiny: Checkpoint) -> None:

@@ -1,4 +1,6 @@
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,7 +8,8 @@ import torch
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
-from shoal.engine.memory.stats import memory_stats
+from shoal.engine.memory import stats
+from shoal.engine.memory.stats import free_memory, memory_stats
 from shoal.engine.preprocess import build_turns
 from shoal.engine.scheduling.scheduler import Batch, StepOutput
 from shoal.engine.utterance import Utterance
@@ -25,6 +28,20 @@ def test_memory_stats_of_a_gpu_include_used_total_and_allocated() -> None:
     held = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
     vram = memory_stats(held.device)["vram"]
     assert 64 << 20 <= vram["allocated"] <= vram["used"] <= vram["all"]
+
+
+@pytest.mark.parametrize(("integrated", "free"), [(True, 49 << 30), (False, 3 << 30)])
+def test_a_gpu_that_shares_the_memory_of_the_host_can_use_what_files_are_cached_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, integrated: bool, free: int
+) -> None:
+    (tmp_path / "meminfo").write_text(f"MemFree: {3 << 20} kB\nMemAvailable:   {50 << 20} kB\n")
+    monkeypatch.setattr(stats, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 120 << 30))
+    card = SimpleNamespace(is_integrated=integrated)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    assert free_memory(torch.device("cuda")) == free
+    assert memory_stats(torch.device("cuda"))["vram"]["used"] == (120 << 30) - free
 
 
 @pytest.mark.parametrize(("clear", "times"), [(True, 1), (False, 0)])
