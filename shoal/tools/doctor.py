@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -191,14 +192,26 @@ def _hopper() -> Iterator[DoctorFinding]:
 
 
 def _compiler() -> Iterator[DoctorFinding]:
-    """Look for the C compiler with which Triton builds the launchers of its kernels; only NVIDIA GPUs need it."""
+    """Look for what Triton builds the launchers of its kernels with; only NVIDIA GPUs need it."""
     import torch
 
-    if torch.cuda.is_available() and torch.version.hip is None:
-        names = filter(None, (os.environ.get("CC"), "gcc", "clang", "cc"))
-        found = next(filter(None, map(which, names)), None)
-        advice = "" if found else "Triton needs a C compiler for the fused kernels: install gcc"
-        yield DoctorFinding("C compiler", found or "none found", "ok" if found else "missing", advice)
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        return
+    found = next(filter(None, map(which, filter(None, (os.environ.get("CC"), "gcc", "clang")))), None)
+    if found is None:
+        advice = "Triton needs a C compiler for the fused kernels: install gcc"
+        yield DoctorFinding("C compiler", "none found", "missing", advice)
+    elif not (python_headers() / "Python.h").exists():
+        advice = "Triton needs Python's headers for the fused kernels: install python3-dev, on Fedora python3-devel"
+        yield DoctorFinding("C compiler", f"{found}, but no Python.h in {python_headers()}", "missing", advice)
+    else:
+        yield DoctorFinding("C compiler", found)
+
+
+def python_headers() -> Path:
+    """Return the directory in which Triton looks for Python.h."""
+    scheme = sysconfig.get_default_scheme()
+    return Path(sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"])
 
 
 def _kernel_cache() -> Iterator[DoctorFinding]:

@@ -85,6 +85,28 @@ def test_a_missing_compiler_matters_on_a_gpu_only(monkeypatch: pytest.MonkeyPatc
     assert "gcc" in finding.advice
 
 
+def test_a_compiler_is_of_use_to_triton_only_with_the_headers_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(doctor, "python_headers", lambda: tmp_path)
+    monkeypatch.setattr(doctor, "which", lambda name: f"/usr/bin/{name}")
+    (finding,) = doctor._compiler()
+    assert finding.mark == "missing"
+    assert "python3-dev" in finding.advice
+    (tmp_path / "Python.h").touch()
+    (finding,) = doctor._compiler()
+    assert finding.mark == "ok"
+    monkeypatch.setattr(doctor, "which", lambda name: "/usr/bin/cc" if name == "cc" else None)
+    monkeypatch.delenv("CC", raising=False)
+    (finding,) = doctor._compiler()  # Triton does not look for cc
+    assert finding.mark == "missing"
+
+
+def test_the_headers_of_this_python_are_found_where_it_is_built_against() -> None:
+    assert doctor.python_headers().name.startswith("python3")
+
+
 def test_a_rocm_build_needs_neither_triton_nor_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fused kernels do not run there, and Triton from PyPI would replace the one that torch uses."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
