@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from shoal.checkpoint.load import Checkpoint
 from shoal.config import EngineConfig
@@ -14,7 +16,7 @@ from shoal.engine.execution.plain_graphs import PlainFrame, PlainGraphRunner
 from shoal.engine.execution.retry import FIRST_SECONDS
 from shoal.engine.execution.runner import PipelinedRunner
 from shoal.engine.utterance import Turn, Utterance
-from shoal.kernels.attention.paged_attention import grouped_decode
+from shoal.kernels.attention.paged_attention import grouped_decode, grouped_prefill, paged_prefill_reference
 from shoal.speech import SamplingParams
 from tests.engine.clock import FakeClock
 from tests.engine.execution.test_fallback import speak_all
@@ -112,6 +114,40 @@ def test_grouped_attention_equals_attention_with_repeated_keys() -> None:
         q[:, :, None], k.repeat_interleave(4, 1), v.repeat_interleave(4, 1), attn_mask=mask
     )
     torch.testing.assert_close(grouped_decode(q, k, v, mask), expected[:, :, 0])
+
+
+def test_grouped_prompts_equal_attention_with_repeated_keys() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(shape, generator=generator) for shape in ((3, 8, 16), (1, 2, 5, 16), (1, 2, 5, 16)))
+    mask = torch.ones(3, 5, dtype=torch.bool).tril(2)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], k.repeat_interleave(4, 1), v.repeat_interleave(4, 1), attn_mask=mask
+    )
+    torch.testing.assert_close(grouped_prefill(q, k, v, mask), expected[0].transpose(0, 1))
+
+
+class GroupedCalls(TorchFunctionMode):
+    """Counts attention calls, and those that leave the grouping of heads to the operator."""
+
+    def __init__(self) -> None:
+        self.calls = self.grouped = 0
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            self.calls += 1
+            self.grouped += bool((kwargs or {}).get("enable_gqa"))
+        return function(*args, **(kwargs or {}))
+
+
+def test_prompts_on_a_gpu_never_store_the_scores_of_a_whole_context() -> None:
+    """With a mask and grouped heads most GPUs have no other implementation than one that stores them."""
+    q, keys = torch.empty(512, 32, 128, device="meta"), torch.empty(64, 16, 8, 128, device="meta")
+    table = torch.zeros(64, dtype=torch.long, device="meta")
+    with GroupedCalls() as mode:
+        assert paged_prefill_reference(q, keys, keys, table, 1024).shape == q.shape
+    assert (mode.calls, mode.grouped) == (1, 0)
 
 
 class Failing:
