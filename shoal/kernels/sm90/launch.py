@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from shoal.errors import OutputError
 from shoal.kernels.jit import compiling_only, interpreted, multiprocessor_count
 from shoal.kernels.sm90.source import Variant
 from shoal.paths import atomic_write, cache_directory
@@ -132,7 +133,7 @@ def compiled(variant: Variant) -> bytes:
                 return cached
     cubin = compile_source(text, f"{variant.name}.cu")
     if path is not None:
-        with suppress(OSError):  # a read-only home directory: compiled again next time
+        with suppress(OSError, OutputError):  # a read-only home directory or a full disk: compiled again next time
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(path, cubin)
     return cubin

@@ -85,6 +85,13 @@ def test_kernels_that_cannot_be_compiled_leave_those_of_triton(
     assert str(error) in caplog.text
 
 
+def test_machine_code_that_cannot_be_cached_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "compile_source", lambda text, name: launch.ELF)
+    # A directory of that name can neither be read nor replaced, as a file in the directory of another user.
+    monkeypatch.setattr(launch, "_cached_file", lambda variant, text: tmp_path)
+    assert launch.compiled.__wrapped__(convolutions.UNIT_96) == launch.ELF
+
+
 @pytest.mark.parametrize(
     "unit",
     [
