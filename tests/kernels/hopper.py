@@ -9,7 +9,7 @@ aborts.
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -25,8 +25,9 @@ from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.kv_cache import PagedKV
 from shoal.kernels import rms_norm
-from shoal.kernels.attention import paged_attention
+from shoal.kernels.attention import paged_attention, prefill_attention
 from shoal.kernels.attention.paged_attention import paged_decode
+from shoal.kernels.attention.prefill_attention import paged_prefill
 from shoal.kernels.cuda_graph import Workload, compile_ahead
 from shoal.kernels.int8_rows import int8_rows
 from shoal.kernels.jit import Kernel, collect_compiled
@@ -155,29 +156,34 @@ def norm_layouts() -> dict[str, int]:
 
 
 def attention_layouts() -> dict[str, int]:
-    """Return the number of different layouts of the sums of `_decode_kernel`, by head size and KV dtype.
+    """Return the number of different layouts of the sums of attention, by head size and KV dtype.
 
-    Rows that prefetch their first block and rows that do not must add the weights of a softmax in the same order.
+    Rows that prefetch their first block, rows that do not, and the tokens of short and long prompts must add the
+    weights of a softmax in the same order.
     """
+    decode, prefill = (paged_attention._decode_kernel, paged_decode), (prefill_attention._prefill_kernel, paged_prefill)
     found = {}
     for dim, dtype in product((32, 64, 128), (torch.bfloat16, torch.int8)):
         layouts = set[str]()
         for rows in (1, paged_attention.SPLIT_ROWS + 1):
-            layouts |= sum_layouts(decode_code(rows, dim, dtype))
+            layouts |= sum_layouts(attention_code(*decode, rows, dim, dtype))
+        for rows in (32, prefill_attention.WIDE_ROWS):
+            layouts |= sum_layouts(attention_code(*prefill, rows, dim, dtype))
         found[f"{dim} {dtype}"] = len(layouts)
     return found
 
 
-def decode_code(rows: int, dim: int, dtype: torch.dtype) -> str:
+def attention_code(kernel: Kernel, launch: Callable[..., torch.Tensor], rows: int, dim: int, dtype: torch.dtype) -> str:
     """Compile attention of so many rows and return its code in Triton's GPU dialect."""
     q, keys = torch.empty(rows, 16, dim, dtype=torch.bfloat16), torch.empty(4, 16, 8, dim, dtype=dtype)
     scales = None if dtype == torch.bfloat16 else torch.empty(4, 16, 8, dtype=torch.float16)
     positions = torch.empty(rows, dtype=torch.int32)
-    tables = torch.empty(rows + 1, 9, dtype=torch.int32)  # of another width than those of the frames: a new variant
-    variants = paged_attention._decode_kernel.function.device_caches[0][0]
+    # Tables of another width than those of the frames, and than those of another number of rows: a new variant.
+    tables = torch.empty(rows + 1, 9 + rows, dtype=torch.int32)
+    variants = kernel.function.device_caches[0][0]
     before = set(variants)
     with collect_compiled():
-        paged_decode(q, keys, keys, tables, positions, positions, key_scales=scales, value_scales=scales)
+        launch(q, keys, keys, tables, positions, positions, key_scales=scales, value_scales=scales)
     (added,) = set(variants) - before
     text: str = variants[added].asm["ttgir"]
     return text
@@ -186,7 +192,8 @@ def decode_code(rows: int, dim: int, dtype: torch.dtype) -> str:
 def sum_layouts(text: str) -> set[str]:
     """Return how warps share the rows of the sums of a kernel: the part of a layout that decides on their order."""
     layouts = dict(re.findall(r"^(#\w+) = (.*)$", text, re.M))
-    sums = re.findall(r'"tt\.reduce".*?\}\) : \(tensor<[^>]*?, ([^>]*(?:<[^>]*>)?[^>]*)>', text, re.S)
+    # Floats of a matrix: the search for the sequences of a tile reduces integers of a vector.
+    sums = re.findall(r'"tt\.reduce".*?\}\) : \(tensor<\d+x\d+xf32, ([^>]*(?:<[^>]*>)?[^>]*)>', text, re.S)
     named = (re.sub(r"#\w+", lambda name: layouts.get(name[0], name[0]), each) for each in sums)
     return {match[0] for each in named if (match := re.search(r"warpsPerCTA = \[[\d, ]+\]", each))}
 

@@ -30,9 +30,10 @@ from shoal.kernels.jit import (
 )
 
 # From this many rows on, a tile holds 32 query rows; fewer rows fill the GPU better with tiles of 16. Both are
-# distributed over the warps by columns, so the order of sums is the same. Measured on Hopper, without a quantized KV
-# cache.
+# distributed over the warps by columns, so the order of sums is the same; with narrower heads than WIDE_COLUMNS the
+# larger ones would be distributed by rows. Measured on Hopper, without a quantized KV cache.
 WIDE_ROWS = 256
+WIDE_COLUMNS = 64
 
 
 @kernel("rows")
@@ -131,7 +132,8 @@ def paged_prefill(
     rows, heads, d = q.shape
     block_size, kv_heads = keys.shape[1:3]
     members = next_power_of_two(heads // kv_heads)
-    wide = rows >= WIDE_ROWS and key_scales is None and shared_memory_limit(q.device) >= HOPPER_SHARED_MEMORY
+    wide = rows >= WIDE_ROWS and d >= WIDE_COLUMNS and key_scales is None
+    wide = wide and shared_memory_limit(q.device) >= HOPPER_SHARED_MEMORY
     group, out, pdl = max(32 if wide else 16, members), torch.empty_like(q), supports_pdl(q.device)
     _prefill_kernel[(kv_heads, -(-rows // (group // members)))](
         q,
