@@ -132,7 +132,10 @@ def slow_backends(core: EngineCore) -> str | None:
         return None
     reasons = dict.fromkeys([*runner.reasons.values(), *codec.reasons.values(), *dropped])
     problems = [*slow, *([f"{counted(len(dropped), 'size is', 'sizes are')} left out"] if dropped else [])]
-    advice = 'run `shoal doctor`; see "Compiling a kernel fails" in the troubleshooting guide'
+    if any(torch.OutOfMemoryError.__name__ in reason for reason in reasons):
+        advice = f"lower `slots`, or {memory_advice(smallest='int4' in core.config.quantize)}"
+    else:
+        advice = 'run `shoal doctor`; see "Compiling a kernel fails" in the troubleshooting guide'
     return f"{', '.join(problems)} ({'; '.join(reasons) or 'quantized codec'}): slower but correct; {advice}"
 
 

@@ -19,7 +19,7 @@ from shoal.engine.execution.runner import PipelinedRunner
 from shoal.engine.load import slow_backends
 from shoal.engine.scheduling.scheduler import Batch
 from shoal.engine.utterance import Turn, Utterance
-from shoal.errors import InvalidRequest
+from shoal.errors import InvalidRequest, describe_error
 from shoal.kernels.cuda_graph import to_host
 from shoal.model.generate import generate
 from shoal.model.slow import Head
@@ -211,6 +211,14 @@ def test_the_warning_about_a_gpu_without_graphs_has_the_reason_and_the_remedy() 
     assert "the model runs on plain-graph instead of graph (Triton is not installed)" in warning
     assert "shoal doctor" in warning
     assert "codec" not in warning
+
+
+def test_the_remedy_for_graphs_without_memory_is_more_memory() -> None:
+    core = on_gpu("graph", "graph")
+    core.runner.dropped.append(f"frame graph 64: {describe_error(torch.OutOfMemoryError('CUDA out of memory'))}")
+    warning = slow_backends(core) or ""
+    assert "CUDA out of memory): slower but correct; lower `slots`, or use smaller weights" in warning
+    assert "doctor" not in warning
 
 
 @pytest.mark.parametrize("core", [on_gpu("graph", "graph"), on_gpu("eager", "eager", setting="eager")])
