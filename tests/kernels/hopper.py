@@ -220,9 +220,12 @@ def k_groups(device: int, *, wgmma: bool) -> dict[str, int]:
 
 
 class TextWeights:
-    """Attention weights over texts, with every KV dtype; they are not a part of a frame."""
+    """Attention weights over texts, for some KV dtypes; they are not a part of a frame."""
 
     inputs = torch.zeros(0)
+
+    def __init__(self, kv_dtypes: Iterable[torch.dtype]) -> None:
+        self._kv_dtypes = tuple(kv_dtypes)
 
     def padding(self) -> np.ndarray:
         return self.inputs.numpy()
@@ -231,7 +234,7 @@ class TextWeights:
         q, tables = torch.empty(8, 16, 64, dtype=torch.bfloat16), torch.empty(9, 8, dtype=torch.int32)
         texts = Texts(*torch.empty(3, 8, dtype=torch.int32))
         heads, out = torch.empty(3, dtype=torch.long), torch.empty(8, 3, MAX_TOKENS)
-        for dtype in (torch.bfloat16, torch.int8, torch.float8_e4m3fn):
+        for dtype in self._kv_dtypes:
             keys = torch.empty(4, 16, 8, 64, dtype=dtype)
             scales = None if dtype == torch.bfloat16 else torch.empty(4, 16, 8, dtype=torch.float16)
             text_attention(q, keys, tables, texts, heads, out, key_scales=scales)
@@ -278,7 +281,7 @@ def workloads() -> Iterator[Workload]:
     yield FusedCall(FusedCodec(nano.codec, SLOTS, torch.float16), 256)
     yield Int4Products()
     yield ManyRows()
-    yield TextWeights()
+    yield TextWeights((torch.bfloat16, torch.int8, torch.float8_e4m3fn))
     yield Norms()
 
 

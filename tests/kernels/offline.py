@@ -39,7 +39,7 @@ from shoal.kernels.jit import WGMMA_MAJORS, Kernel
 from shoal.model.dual_ar import DualAR
 from shoal.quantize.apply import quantize_model
 from shoal.quantize.modes import WeightModes
-from tests.kernels.hopper import RaisingCompileMode, eight_bit_products, frames, k_groups
+from tests.kernels.hopper import RaisingCompileMode, TextWeights, eight_bit_products, frames, k_groups
 
 # Opt-in shared memory per block in bytes, by compute capability.
 LIMITS = {80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448}
@@ -51,7 +51,8 @@ EIGHT_BIT, CODEC = (89, 90, 110), (86, 90)
 SUBSET = (80, 86, 89, 90, 100, 110, 120)
 # Registers that a variant may spill to local memory, in bytes per thread.
 MAX_SPILLS = 512
-SLOTS = 128
+# Batch sizes of a frame: those of 128 slots, and one for each choice of tiles for more.
+ROWS = (*batch_sizes(128), 192, 256, 512)
 
 
 class OfflineDriver:
@@ -96,21 +97,25 @@ class EightBitProducts:
 
 
 def all_workloads(arch: int) -> Iterator[Workload]:
-    """Yield all sizes of S1-mini, S2-Pro and nano with the weight and KV dtypes of the target, and codecs in fp16."""
+    """Yield all sizes of S1-mini, S2-Pro and nano with the weight and KV dtypes of the target, and codecs in fp16.
+
+    Kernels of word times are those of nano, the only model that has them.
+    """
     modes = {"none": torch.bfloat16, "int8": torch.int8, "int4": torch.bfloat16, "w8a8": torch.bfloat16}
     modes |= {"fp8": torch.float8_e4m3fn} if arch >= 89 else {}
     prompts = (*PROMPTS, *LARGE_PROMPTS)
     for name, (mode, kv_dtype) in product(("s1-mini", "s2-pro"), modes.items()):
         model = released_model(name)
         quantize_model(model, WeightModes.parse(mode))
-        yield from frames(model, kv_dtype, batch_sizes(SLOTS), prompts)
-    yield from frames(released_model("s1-mini").half(), torch.float16, batch_sizes(SLOTS), prompts)
+        yield from frames(model, kv_dtype, ROWS, prompts)
+    yield from frames(released_model("s1-mini").half(), torch.float16, ROWS, prompts)
     nano = resolve_model("nano", dtype=torch.bfloat16)
-    yield from frames(nano.model, torch.bfloat16, batch_sizes(SLOTS), prompts)
+    yield from frames(nano.model, torch.bfloat16, ROWS, prompts)
     with init_empty_weights():
         codec = Codec(CodecConfig(), encoder=False)
     for fused in (FusedCodec(each, 1, torch.float16) for each in (codec.to_empty(device="cpu"), nano.codec)):
         yield from (FusedCall(fused, size) for size in FRAME_BUCKETS)
+    yield TextWeights((torch.bfloat16, torch.int8, *((torch.float8_e4m3fn,) if arch >= 89 else ())))
 
 
 def released_model(name: str) -> DualAR:
