@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from shoal.cores import usable_cores
 from shoal.paths import cache_directory
 
 __all__ = [
@@ -181,7 +182,7 @@ def collect_compiled() -> Iterator[list[tuple[str, int]]]:
 
 @contextmanager
 def compile_only() -> Iterator[bool]:
-    """Turn launches of this context into parallel compilations on all cores; nothing is launched.
+    """Turn launches of this context into parallel compilations on the usable cores; nothing is launched.
 
     Yields False if this Triton has no asynchronous compilation; launches are then real. Compile errors are ignored
     here and raised again by the first real launch of the kernel.
@@ -189,7 +190,7 @@ def compile_only() -> Iterator[bool]:
     if not hasattr(triton, "AsyncCompileMode"):
         yield False
         return
-    with ThreadPoolExecutor(os.cpu_count()) as cores, triton.AsyncCompileMode(cores, ignore_errors=True) as mode:
+    with ThreadPoolExecutor(usable_cores()) as cores, triton.AsyncCompileMode(cores, ignore_errors=True) as mode:
         token = _compiled.set(set())
         try:
             yield True

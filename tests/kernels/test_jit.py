@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread, Timer
@@ -79,6 +80,16 @@ class RaisingWorkload:
 
     def run(self) -> None:
         raise RuntimeError("kernels would be launched")
+
+
+def test_kernels_are_compiled_by_as_many_threads_as_the_container_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More would take memory and the quota of the engine thread: a container sees all cores of its host."""
+    pool = Mock(wraps=ThreadPoolExecutor)
+    monkeypatch.setattr(jit, "usable_cores", lambda: 3)
+    monkeypatch.setattr(jit, "ThreadPoolExecutor", pool)
+    with compile_only():
+        pass
+    pool.assert_called_once_with(3)
 
 
 def test_without_parallel_compilation_compile_ahead_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
