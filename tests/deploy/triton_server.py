@@ -20,6 +20,7 @@ PINNED = (
     "protobuf==7.36.2",
 )
 NUMPY = "numpy==1.26.4"
+LATEST_STUB = (3, 13)  # the latest Python for which pytriton carries the stub of Triton's Python backend
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
