@@ -1,7 +1,7 @@
 """Codec hyperparameters. Field names on disk are upstream's, so its configuration files load unchanged."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 from math import inf, prod
 from typing import Any
@@ -44,7 +44,8 @@ class WindowTransformerConfig:
         for name in ("n_layer", "n_head", "dim", "intermediate_size", "head_dim", "window_size"):
             _require_sizes(name, getattr(self, name))
         for name in ("rope_base", "norm_eps"):
-            if not 0 < getattr(self, name) < inf:
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 < value < inf:
                 raise CheckpointError(f"codec configuration: {name} must be a number greater than 0")
 
 
@@ -116,10 +117,9 @@ class CodecConfig:
 
         Raises CheckpointError for missing, unknown or invalid fields.
         """
-        try:
-            return cls(**_flatten(stored))
-        except (KeyError, TypeError, ValueError, AttributeError) as problem:
-            raise CheckpointError(f"codec configuration: {problem}") from problem
+        values = _flatten(stored)
+        _require_names("the codec", values, {each.name for each in fields(cls)})
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the layout that `from_dict` reads."""
@@ -138,21 +138,44 @@ class CodecConfig:
 
 
 def _flatten(stored: Mapping[str, Any]) -> dict[str, Any]:
-    sections = {name: dict(stored[name]) for name in ("quantizer", "window_transformer", "encoder_transformer")}
+    if not isinstance(stored, Mapping):
+        raise CheckpointError(f"codec configuration: {stored!r:.40} must be an object")
+    sections = {name: _section(stored, name) for name in ("quantizer", "window_transformer", "encoder_transformer")}
     plain = {key: value for key, value in stored.items() if key not in sections}
     # Derived fields, and the decoder transformer, which upstream's file names but which has no weights.
     for known in ("derived", "decoder_transformer_layers", *TRAINING_ONLY):
         plain.pop(known, None)
     quantizer = {k: v for k, v in sections["quantizer"].items() if k not in (*TRAINING_ONLY, "input_dim")}
     encoder = sections["encoder_transformer"]
+    _require_names("encoder_transformer", encoder, required=("head_dim", "window_size"))
     merged = {**plain, **quantizer, "transformer": _window_transformer(sections["window_transformer"])}
     merged |= {"encoder_head_dim": encoder["head_dim"], "encoder_window": encoder["window_size"]}
     return {key: tuple(value) if isinstance(value, list) else value for key, value in merged.items()}
 
 
+def _section(stored: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if name not in stored:
+        raise CheckpointError(f"codec configuration: '{name}' is missing")
+    if not isinstance(stored[name], Mapping):
+        raise CheckpointError(f"codec configuration: {name} = {stored[name]!r:.40} must be an object")
+    return dict(stored[name])
+
+
 def _window_transformer(section: Mapping[str, Any]) -> WindowTransformerConfig:
-    known = {entry.name for entry in fields(WindowTransformerConfig)}
-    extra = set(section) - known - TRAINING_ONLY - {"input_dim", "n_local_heads"}
-    if extra:
-        raise CheckpointError(f"codec configuration: unknown keys in window_transformer: {', '.join(sorted(extra))}")
-    return WindowTransformerConfig(**{key: value for key, value in section.items() if key in known})
+    entries = {
+        key: value for key, value in section.items() if key not in (*TRAINING_ONLY, "input_dim", "n_local_heads")
+    }
+    known = fields(WindowTransformerConfig)
+    required = [each.name for each in known if each.default is MISSING]
+    _require_names("window_transformer", entries, {each.name for each in known}, required)
+    return WindowTransformerConfig(**entries)
+
+
+def _require_names(
+    section: str, values: Mapping[str, Any], known: Container[str] | None = None, required: Iterable[str] = ()
+) -> None:
+    """Raise CheckpointError for keys that are missing, or not `known` if that is given."""
+    if missing := [name for name in required if name not in values]:
+        raise CheckpointError(f"codec configuration: keys missing in {section}: {', '.join(missing)}")
+    if known is not None and (unknown := [name for name in values if name not in known]):
+        raise CheckpointError(f"codec configuration: unknown keys in {section}: {', '.join(sorted(unknown))}")

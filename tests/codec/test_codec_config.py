@@ -37,6 +37,9 @@ def test_the_configuration_file_of_upstream_loads(golden: Path) -> None:
         ((), {"sample_rate": 44100.5}, r"sample_rate = 44100\.5"),
         (("quantizer",), {"codebook_size": "many"}, "codebook_size = 'many'"),
         (("window_transformer",), {"window_size": 0}, "window_size = 0"),
+        (("window_transformer",), {"norm_eps": "small"}, "norm_eps must be a number"),
+        ((), {"quantizer": [9]}, r"quantizer = \[9\] must be an object"),
+        ((), {"quantizer": "nine"}, "quantizer = 'nine' must be an object"),
     ],
 )
 def test_an_invalid_field_is_named(
@@ -55,8 +58,27 @@ def test_an_invalid_field_is_named(
 def test_a_missing_section_is_named(section: str, golden: Path) -> None:
     stored = json.loads((golden / "codec" / "config.json").read_text())
     del stored[section]
-    with pytest.raises(CheckpointError, match=f"codec configuration: '{section}'"):
+    with pytest.raises(CheckpointError, match=f"codec configuration: '{section}' is missing"):
         CodecConfig.from_dict(stored)
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [("encoder_transformer", "head_dim"), ("window_transformer", "dim"), ("window_transformer", "n_layer")],
+)
+def test_a_missing_key_is_named_with_its_section(section: str, key: str, golden: Path) -> None:
+    stored = json.loads((golden / "codec" / "config.json").read_text())
+    del stored[section][key]
+    with pytest.raises(CheckpointError, match=f"codec configuration: keys missing in {section}: {key}"):
+        CodecConfig.from_dict(stored)
+
+
+def test_an_error_names_no_python_class(golden: Path) -> None:
+    stored = json.loads((golden / "codec" / "config.json").read_text())
+    with pytest.raises(CheckpointError, match="codec configuration: unknown keys in the codec: colour"):
+        CodecConfig.from_dict(stored | {"colour": 1})
+    with pytest.raises(CheckpointError, match=r"codec configuration: \[1\] must be an object"):
+        CodecConfig.from_dict([1])  # type: ignore[arg-type]
 
 
 def test_training_options_are_ignored(golden: Path) -> None:
