@@ -16,7 +16,7 @@ from pathlib import Path
 from shoal.api.config import KeyLimits
 from shoal.api.exceptions import QuotaExceeded, RateLimited
 from shoal.api.keys import Key
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, describe_error
 from shoal.paths import atomic_write, output_errors
 
 logger = logging.getLogger(__name__)
@@ -174,7 +174,9 @@ class UsageFile:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
-            logger.warning("%s is not a usage file, counting daily audio from zero: %s", self.path, problem)
+            logger.warning(
+                "%s is not a usage file, counting daily audio from zero: %s", self.path, describe_error(problem)
+            )
             return {}
 
     def write(self, used: dict[str, DailyAudio]) -> None:

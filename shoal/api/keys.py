@@ -8,10 +8,11 @@ changes.
 import hashlib
 import hmac
 import json
+import math
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from shoal.text.lexicon import read_lexicon
 PREFIX = "shoal_"
 MAX_WORDS = 1_000  # limit of a key's lexicon, which travels with each of its requests
 MIN_LENGTH = 16  # characters of a key chosen by hand
+REQUIRED = ("name", "sha256", "created")  # fields of an entry of the key file, besides its limits and `lexicon`
+LIMITS = tuple(each.name for each in fields(KeyLimits))
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,12 @@ class KeyFile:
         """Return the stored keys, none without a file. Raises InvalidRequest, naming the file, if it is invalid."""
         try:
             stored = json.loads(self.path.read_text(encoding="utf-8"))
+            if not isinstance(stored, dict) or not isinstance(stored.get("keys"), list):
+                raise ValueError("it needs an object with a list under `keys`")
             return [_key(entry) for entry in stored["keys"]]
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError) as problem:
             raise InvalidRequest(f"{self.path} is not a key file: {problem}") from None
 
     def version(self) -> tuple[int, int] | None:
@@ -153,9 +158,24 @@ def _entry(key: Key) -> dict[str, Any]:
     return {"name": key.name, "sha256": key.sha256, "created": key.created, **asdict(key.limits), **lexicon}
 
 
-def _key(entry: dict[str, Any]) -> Key:
-    rest = dict(entry)
-    key = Key(rest.pop("name"), rest.pop("sha256"), rest.pop("created"), lexicon_file=rest.pop("lexicon", None))
-    if not isinstance(key.name, str) or not isinstance(key.sha256, str) or len(key.sha256) != 64:
-        raise ValueError("a key has a name and the SHA-256 of its secret")
-    return replace(key, limits=KeyLimits(**rest))
+def _key(entry: Any) -> Key:
+    """Return the key of an entry. Raises ValueError for one that is missing, unknown or has another type."""
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in REQUIRED):
+        raise ValueError(f"every key needs the texts {', '.join(REQUIRED)}")
+    if unknown := [name for name in entry if name not in (*REQUIRED, *LIMITS, "lexicon")]:
+        raise ValueError(f"the key {entry['name']!r} has an unknown field {unknown[0]!r}")
+    if len(entry["sha256"]) != 64:
+        raise ValueError(f"sha256 of the key {entry['name']!r} must have 64 characters")
+    if not isinstance(entry.get("lexicon"), str | None):
+        raise ValueError(f"lexicon of the key {entry['name']!r} must be a text")
+    limits = {name: _limit(entry, name) for name in LIMITS if name in entry}
+    return Key(entry["name"], entry["sha256"], entry["created"], KeyLimits(**limits), entry.get("lexicon"))
+
+
+def _limit(entry: dict[str, Any], name: str) -> Any:
+    value = entry[name]
+    if value is not None and (type(value) not in (int, float) or not 0 <= value < math.inf):
+        raise ValueError(
+            f"{name} of the key {entry['name']!r} must be null or a number of at least 0, not {value!r:.40}"
+        )
+    return value

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,6 +53,33 @@ def test_broken_files_and_wrong_names_are_rejected(tmp_path: Path) -> None:
         file.revoke("bob")
     file.path.write_text('{"keys": [{"name": "x"}]}')
     with pytest.raises(InvalidRequest, match="not a key file"):
+        file.read()
+
+
+ENTRY = {"name": "x", "sha256": "0" * 64, "created": ""}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "needs an object with a list under `keys`"),
+        ([], "needs an object with a list under `keys`"),
+        ({"keys": [5]}, "every key needs the texts name, sha256, created"),
+        ({"keys": [{"name": "x", "created": ""}]}, "every key needs the texts name, sha256, created"),
+        ({"keys": [ENTRY | {"colour": 1}]}, "the key 'x' has an unknown field 'colour'"),
+        ({"keys": [ENTRY | {"sha256": "00"}]}, "sha256 of the key 'x' must have 64 characters"),
+        (
+            {"keys": [ENTRY | {"requests_per_minute": "60"}]},
+            "requests_per_minute of the key 'x' must be null or a number",
+        ),
+        ({"keys": [ENTRY | {"concurrency": -1}]}, "concurrency of the key 'x' must be null or a number"),
+        ({"keys": [ENTRY | {"lexicon": 5}]}, "lexicon of the key 'x' must be a text"),
+    ],
+)
+def test_an_edited_key_file_is_refused_with_the_wrong_field(tmp_path: Path, content: object, message: str) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    file.path.write_text(json.dumps(content))
+    with pytest.raises(InvalidRequest, match=message):
         file.read()
 
 
