@@ -1,4 +1,4 @@
-"""A headless Chromium for the tests that look at pages as people do."""
+"""Headless Chromium for tests of pages."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # Chromium reads the last list only, so this one has Playwright's own entries, too.
 DISABLED_FEATURES = (
-    # The address bar of a window without one: two pages of its own for every page that is opened.
+    # Pages of the address bar: two more for every page that is opened.
     "WebUIOmniboxPopup",
     "WebUIOmniboxAimPopup",
     "WebUIOmniboxFullPopup",
@@ -50,13 +50,13 @@ FLAGS = (
 
 
 def executable() -> str | None:
-    """The browser to use: CHROMIUM, or the first one on the PATH."""
+    """Return the path of the browser: CHROMIUM, or the first of NAMES on the PATH."""
     return os.environ.get("CHROMIUM") or next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
 @contextmanager
 def chromium() -> Iterator["Browser"]:
-    """Skips the test where there is no browser; scripts/browser tries to install one."""
+    """Open a browser. Skips the test where there is none; scripts/browser tries to install one."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: make install")
     path = executable()
     if path is None:

@@ -1,4 +1,4 @@
-"""Shared by all tests: where the golden data lies, the marks, and the models they make."""
+"""Set-up of all tests: marks, order of files, golden data and small models."""
 
 import contextlib
 import gc
@@ -36,13 +36,13 @@ with contextlib.suppress(ImportError):
     hypothesis.settings.register_profile("shoal", deadline=None)
     hypothesis.settings.load_profile("shoal")
 
-# Imports and collected tests stay until the end: no collection has to look for garbage among them (see below).
+# Imports and collected tests live until the end: they are excluded from garbage collection (`pytest_runtestloop`).
 gc.disable()
 
 # A shell that starts pytest in the background makes it ignore SIGINT, and the processes that tests start inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The models of the tests are too small to share out: a second thread would only wait for the first.
+# The models of the tests are too small for several threads: the second would only wait for the first.
 torch.set_num_threads(1)
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -100,7 +100,7 @@ def golden() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny() -> Checkpoint:
-    """A random model small enough to run anywhere, in fp32."""
+    """Return a small random model in fp32."""
     return random_checkpoint("tiny", dtype=torch.float32)
 
 

@@ -34,7 +34,7 @@ ENTER, ARROW_RIGHT = "\ue007", "\ue014"
 
 
 def executable() -> str | None:
-    """The Firefox to use: FIREFOX, or the first one on the PATH."""
+    """Return the path of the browser: FIREFOX, or the first of NAMES on the PATH."""
     return os.environ.get("FIREFOX") or next((found for name in NAMES if (found := shutil.which(name))), None)
 
 

@@ -1,4 +1,4 @@
-"""Memory as a careless reader finds it."""
+"""Poisoned memory, to detect reads of uninitialised tensors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """New tensors are full of NaN, or of the largest integers: what is read before it is written shows."""
+    """Fill new tensors with NaN or the largest integers, so that a read before the first write changes the result."""
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.utils.deterministic.fill_uninitialized_memory

@@ -15,8 +15,8 @@ FILES = (
     "cluster/test_cluster.py",
     "kernels/test_jit.py",
     "ui/test_page.py",
-    "clients/test_elevenlabs.py",  # and with it the other clients
-    "server/routes/test_live.py",  # and with it the other routes
+    "clients/test_elevenlabs.py",  # and the other files of its folder, which share its server
+    "server/routes/test_live.py",  # and the other files of its folder, which share its server
     "ui/test_spoken_words.py",
     "ui/test_refusals.py",
     "server/test_lifecycle.py",

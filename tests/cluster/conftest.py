@@ -91,7 +91,7 @@ class Cluster:
         return False
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Another `shoal` on the same machine."""
+        """Run the `shoal` command on the same machine."""
         return subprocess.run(
             [sys.executable, "-m", "shoal.cli", *arguments],
             capture_output=True,

@@ -10,7 +10,7 @@ from shoal.checkpoint.random import random_checkpoint
 from shoal.checkpoint.save import save_random
 
 ROOT = Path(__file__).parents[2]
-# Enough to be streamed in several pieces, and soon over.
+# Long enough to be streamed in several pieces, and short.
 SAY = {"text": "Hello there.", "seed": 3, "max_new_tokens": 40}
 
 
@@ -28,7 +28,7 @@ def no_settings_of_this_machine(
     home = tmp_path_factory.mktemp("home")
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(home))
-    # The guard hears that random weights make noise.
+    # The speech guard rejects the noise that random weights generate.
     monkeypatch.setenv("SHOAL_GUARD", "false")
     yield
     shutil.rmtree(home, ignore_errors=True)

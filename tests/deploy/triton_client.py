@@ -1,4 +1,4 @@
-"""Run by the environment that has tritonclient: several requests at once, and what came of each, as JSON."""
+"""Send several requests at once and print their results as JSON. Runs in the environment that has tritonclient."""
 
 import json
 import queue

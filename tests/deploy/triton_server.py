@@ -1,4 +1,4 @@
-"""The Triton that the pytriton package carries, in an environment of its own: it pins another numpy than ours."""
+"""Triton server of the pytriton package, in its own virtual environment, because it pins another version of numpy."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def environment() -> Path:
-    """The environment's Python; made once, and whole when it has its name."""
+    """Return the Python of the environment. It is created once, and renamed when it is complete."""
     if not PLACE.exists():
         fresh = PLACE.with_name(f".triton-{os.getpid()}")
         shutil.rmtree(fresh, ignore_errors=True)
@@ -53,7 +53,7 @@ def command(repository: Path, grpc_port: int, http_port: int) -> list[str]:
 
 
 def surroundings() -> dict[str, str]:
-    """The stub of the backend must find the libpython of this Python, and by the path its environment."""
+    """Return the environment variables of the server: its backend needs the libpython of this Python and its PATH."""
     libraries = [str(sysconfig.get_config_var("LIBDIR")), str(_site(PLACE) / "nvidia_pytriton.libs")]
     return os.environ | {
         "LD_LIBRARY_PATH": ":".join(libraries),
@@ -63,7 +63,7 @@ def surroundings() -> dict[str, str]:
 
 
 def _lay_out(fresh: Path) -> None:
-    """The server with the stub of our Python beside the backend, where it looks for it."""
+    """Copy the server, and the stub of this Python to where the backend looks for it."""
     carried = _site(fresh) / "pytriton" / "tritonserver"
     shutil.copytree(carried / "bin", fresh / "server" / "bin")
     shutil.copytree(carried / "backends", fresh / "server" / "backends")
@@ -71,7 +71,7 @@ def _lay_out(fresh: Path) -> None:
     shutil.copy(carried / "python_backend_stubs" / VERSION / name, fresh / "server" / "backends" / "python" / name)
     for program in (fresh / "server" / "bin" / "tritonserver", fresh / "server" / "backends" / "python" / name):
         program.chmod(0o755)
-    # Everything else is ours: what stands in this environment goes before it.
+    # All other packages come from this environment; those installed there have precedence.
     (_site(fresh) / "shoal.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
 
 

@@ -17,7 +17,7 @@ def site_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory to run in, without proxies on the way to the server."""
+    """Change to an empty directory, without proxies."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setenv("SHOAL_VOICES", str(tmp_path / "voices"))

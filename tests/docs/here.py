@@ -22,7 +22,7 @@ class Snippet:
         return f"{self.page}-{self.number}-{self.language}"
 
     def at(self, address: str) -> str:
-        """The code, asking the server there."""
+        """Return the code with requests to the server at this address."""
         return self.code.replace(ADDRESS, address)
 
 

@@ -33,7 +33,7 @@ def oracle_s2(tiny_s2: Checkpoint) -> Oracle:
 
 @pytest.fixture(params=["s1", "s2"])
 def either(request: pytest.FixtureRequest, oracle: Oracle, oracle_s2: Oracle) -> Oracle:
-    """Both families."""
+    """Return the oracle of each family in turn."""
     return oracle if request.param == "s1" else oracle_s2
 
 

@@ -29,7 +29,7 @@ def _arrive(rig: Rig, plain: dict[str, Any]) -> EngineSource:
 
 
 class Gate:
-    """Blocks encoding and decoding in the engine process until it is opened, and counts the calls."""
+    """Blocks encoding and decoding in the engine process until `open` is called, and counts the calls."""
 
     def __init__(self, place: Path) -> None:
         self._open, self._seen = place / "open", place / "seen"

@@ -50,7 +50,7 @@ def forks(home: Path) -> list[int]:
 
 
 def start_time(process: object) -> str:
-    """Return when a process started, which tells it from a later one with its id; nothing if it has exited."""
+    """Return when a process started, which distinguishes it from a later one with its id; "" if it has exited."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except (FileNotFoundError, ProcessLookupError):
@@ -76,7 +76,7 @@ def fork_engines() -> None:
 
 
 class Output:
-    """Standard error of a process, which is a descriptor of it in the process that receives this."""
+    """Standard error of a process; when it is sent to another one, it becomes a file descriptor there."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return received, (reduction.DupFd(sys.stderr.fileno()),)

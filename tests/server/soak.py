@@ -228,7 +228,7 @@ class Soak:
                 await disturbing
 
     def measure(self) -> Figures:
-        """Append what server and engine hold now."""
+        """Append the current figures of server and engine."""
         engine = self.engine_id
         figures = Figures(
             self.sent,
@@ -251,7 +251,7 @@ class Soak:
         self.outcomes["engine killed"] += 1
 
     async def wait_until_ready(self) -> None:
-        """Wait until the server has noticed that the killed engine is gone, and has a new one."""
+        """Wait until the server has replaced the killed engine."""
         await asyncio.to_thread(wait_until, lambda: self.killed not in children_of(self.server.process.pid))
         await asyncio.to_thread(self.server.wait_until_ready)
 

@@ -25,7 +25,7 @@ RATE = 16_000
 
 
 class Standin:
-    """Returns a little audio at once, and the `rest` after `go_on` is set; encodes after `go_on` is set."""
+    """Fake engine: returns 0.1 s of audio at once, and `rest` samples after `go_on` is set; encodes after that, too."""
 
     ready, default_sampling, default_voice, sample_rate = True, SamplingParams(), None, RATE
 
@@ -35,7 +35,7 @@ class Standin:
         self.begun: list[str] = []
         self.contexts: list[tuple[str, ...] | None] = []  # texts of the turns that each request continues
         self.spoken: list[str] = []
-        self.ended: list[str] = []  # and the caller has taken the last chunk
+        self.ended: list[str] = []  # texts whose last chunk was received
         self.encoding = self.left = 0
 
     async def speak(self, request: SpeechRequest, deadline: float | None = None) -> AsyncGenerator[AudioChunk, None]:

@@ -1,4 +1,4 @@
-"""The two tokenizers of the golden checkpoints, and one made of nothing but bytes."""
+"""Tokenizers of the golden checkpoints, and a vocabulary of single bytes."""
 
 import base64
 import json

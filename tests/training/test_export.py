@@ -1,4 +1,4 @@
-"""The shipped directory, made from a tiny model and read back as everybody reads it."""
+"""Export of a tiny model to the shipped directory, loaded again as any model."""
 
 import json
 import time

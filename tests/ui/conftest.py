@@ -20,7 +20,7 @@ PATIENCE = int(1000 * TIMEOUT_SECONDS)  # milliseconds for any change of the pag
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """Per file: while it is open, its event loop is in the way of tests that want one of their own."""
+    """Open a browser per file: while it is open, tests cannot run event loops of their own."""
     with chromium() as opened:
         yield opened
 

@@ -1,4 +1,4 @@
-"""Recordings made on the spot, and an encoder that needs no codec."""
+"""Generated recordings, and an encoder that needs no codec."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ RATE = 16_000
 
 
 class LoudnessEncoder:
-    """Codes [2, frames]: how loud each tenth of a second is. Counts, and may be held at a gate or made to fail."""
+    """Encoder whose codes [2, frames] are the loudness of each tenth of a second. Counts calls; can block or fail."""
 
     sample_rate = RATE
     frame_rate = 10.0
@@ -48,13 +48,13 @@ def encoder() -> Iterator[LoudnessEncoder]:
 
 @pytest.fixture
 def another_encoder() -> LoudnessEncoder:
-    """A codec with other codebooks: the same codes are other audio."""
+    """Return an encoder with other codebooks: the same codes stand for other audio."""
     return LoudnessEncoder("another")
 
 
 @pytest.fixture(scope="session")
 def wav() -> Callable[..., bytes]:
-    """wav(seconds, pitch, rate): a tone with syllables."""
+    """Return wav(seconds, pitch, rate): a tone with syllables."""
 
     def make(seconds: float = 1.0, pitch: float = 220.0, rate: int = RATE) -> bytes:
         time = np.arange(round(seconds * rate)) / rate

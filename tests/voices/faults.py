@@ -1,8 +1,8 @@
-"""Repeat one operation of a store, each time in a child process that meets its fault one step further on.
+"""Repeat one operation of a store in child processes, each with a fault one step later than the last.
 
     python faults.py add|rename|delete|get kill|error DIRECTORY
 
-A step is whatever the operation asks of the file system, seen through Python's audit events, so nothing here knows how
+A step is a file system call of the operation, reported by Python's audit events, so this file does not depend on how
 the store works. The fault is SIGKILL or a full disk. Round n works in DIRECTORY/n, where there is a voice "old", and
 fails at step n. One line per round says how it ended: killed, survived, the error's class, or at last "unharmed" where
 there was no step n.
@@ -52,7 +52,7 @@ def full_disk() -> None:
 
 
 class Trap:
-    """Springs at the given step, once."""
+    """Injects the fault at the given step, once."""
 
     def __init__(self, fault: Callable[[], None], steps: int) -> None:
         self.fault, self.left = fault, steps

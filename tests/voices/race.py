@@ -1,8 +1,8 @@
-"""Eight processes add the same name at the same moment, again and again.
+"""Eight processes add a voice of the same name at the same time, in several rounds.
 
     python race.py ROUNDS DIRECTORY
 
-Prints one line per round: how each of them fared. Process n says "I am n" in its transcript.
+Prints one line per round with the result of each process. The transcript of process n is "I am n".
 """
 
 import os

@@ -1,4 +1,4 @@
-"""DNS rebinding: a server that anybody on the machine may call answers to its own names only."""
+"""DNS rebinding: a server without keys on loopback accepts only its own host names."""
 
 import asyncio
 from pathlib import Path
