@@ -88,7 +88,7 @@ class DualARConfig:
 
     @property
     def max_prompt(self) -> int:
-        """Longest accepted prompt in tokens; the rest of the context is left for generated frames."""
+        """Longest accepted prompt in tokens; the rest of the context is reserved for generated frames."""
         return max(1, self.slow.max_seq_len - min(RESERVED_POSITIONS, self.slow.max_seq_len // 2))
 
     @property

@@ -43,7 +43,7 @@ class Family:
         return self.repetition_rule == "ras"
 
     def special_tokens(self, codes: int) -> list[str]:
-        """Names of all special tokens in vocabulary order, with `codes` semantic tokens."""
+        """Return the names of all special tokens in vocabulary order, with `codes` semantic tokens."""
         return [f"<|{name}|>" for name in (*self.control_tokens, *(f"semantic:{code}" for code in range(codes)))]
 
 

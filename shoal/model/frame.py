@@ -39,12 +39,12 @@ class FrameState:
     def advance(self, tokens: Tensor) -> None:
         """Count the frame and append its tokens [n, 1 + codebooks] to the window. As upstream, not those of frame 0."""
         length = self.window.shape[-1]
-        place = torch.arange(length, device=tokens.device)
-        # Frame 1 goes to place 0; from frame length + 1 on the window slides and the newest token goes last.
+        index = torch.arange(length, device=tokens.device)
+        # Frame 1 goes to index 0; from frame length + 1 on the window slides and the newest token goes last.
         full = (self.frame > length)[:, None, None]
-        moved = torch.where(full, self.window.roll(-1, dims=-1), self.window)
-        here = place == (self.frame - 1).clamp_max(length - 1)[:, None]
-        self.window = torch.where(here[:, None], tokens[:, :, None], moved)
+        shifted = torch.where(full, self.window.roll(-1, dims=-1), self.window)
+        newest = index == (self.frame - 1).clamp_max(length - 1)[:, None]
+        self.window = torch.where(newest[:, None], tokens[:, :, None], shifted)
         self.frame = self.frame + 1
 
 
@@ -55,7 +55,7 @@ class FrameSampler:
     """
 
     def __init__(self, model: DualAR, head: Head, noise: Noise = exponential_noise, *, max_rows: int = 1) -> None:
-        """The first call allocates the KV cache for at least `max_rows` rows; it grows for larger batches."""
+        """Create a sampler; its first call allocates a KV cache of `max_rows` rows or more, which grows when needed."""
         self.max_rows = max_rows
         self.model, self.head, self.noise = model, head, noise
         self.family = model.config.family

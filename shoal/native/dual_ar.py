@@ -103,7 +103,7 @@ class _Step(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class TextReading:
+class TextAttention:
     """Texts whose attention weights a step writes to `weights`; all arrays are contiguous."""
 
     heads: np.ndarray  # int32 [heads, 2]: layer and head
@@ -136,14 +136,14 @@ class NativeDualAR:
     def nbytes(self) -> int:
         return self._arrays.nbytes
 
-    def step(self, state: "NativeState", rows: StepRows, reading: TextReading | None = None) -> np.ndarray:
+    def step(self, state: "NativeState", rows: StepRows, attention: TextAttention | None = None) -> np.ndarray:
         """Run all rows, update the state and return the sampled tokens [samples, 1 + codebooks] (int64).
 
-        With `reading`, also write `reading.weights`. Raises RuntimeError for tokens out of range or if memory runs out.
+        With `attention`, also write its weights. Raises RuntimeError for tokens out of range or if memory runs out.
         """
         out = np.empty((len(rows.sampled), self.width), np.int64)
         arrays = (rows.tokens, rows.slots, rows.positions, rows.sampled, out)
-        texts = () if reading is None else self._reading(reading)
+        texts = () if attention is None else self._attention_fields(attention)
         step = _Step(*(array.ctypes.data for array in arrays), len(rows.slots), len(rows.sampled), *texts)
         library = self.context.library
         status = library.shoal_step(
@@ -154,9 +154,9 @@ class NativeDualAR:
             raise RuntimeError(f"the native step failed: {problem}")
         return out
 
-    def _reading(self, reading: TextReading) -> tuple[int, ...]:
-        arrays = (reading.heads, reading.samples, reading.begins, reading.lengths, reading.weights)
-        return (*(array.ctypes.data for array in arrays), *(len(reading.heads), *reading.weights.shape[::2]))
+    def _attention_fields(self, attention: TextAttention) -> tuple[int, ...]:
+        arrays = (attention.heads, attention.samples, attention.begins, attention.lengths, attention.weights)
+        return (*(array.ctypes.data for array in arrays), *(len(attention.heads), *attention.weights.shape[::2]))
 
     def _pack(self, model: ModelArrays) -> _Model:
         arrays, config, weights = self._arrays, model.config, model.weights

@@ -66,7 +66,7 @@ def quantize_model(
     another mode.
     """
     for component in ("slow", "fast"):
-        for holder, name, layer in _consumed(list(_linears(getattr(model, component)))):
+        for holder, name, layer in _drain(list(_linears(getattr(model, component)))):
             wanted: Mode = getattr(modes, component)
             # Small matrices too: the native backend multiplies int8 activations faster at every size.
             mode = wanted if wanted == "w8a8" or layer.weight.numel() >= min_weights else "none"
@@ -80,15 +80,15 @@ def quantize_codec(codec: Codec, mode: Mode, *, min_weights: int = 0, convolutio
     if mode == "none":
         return
     for part in decode_side(codec):
-        for holder, name, layer in _consumed(list(_linears(part))):
+        for holder, name, layer in _drain(list(_linears(part))):
             if layer.weight.numel() >= min_weights:
                 setattr(holder, name, to_mode(layer, "int8", "codec", torch.float32))
-        for holder, conv in _consumed(list(_convolutions(part))) if convolutions else ():
+        for holder, conv in _drain(list(_convolutions(part))) if convolutions else ():
             if is_large_conv(conv):
                 holder.conv = Int8Conv.from_conv(conv)
 
 
-def _consumed(items: list[T]) -> Iterator[T]:
+def _drain(items: list[T]) -> Iterator[T]:
     """Yield and remove each item: the layers that a loop has replaced are freed while it runs, not after it."""
     items.reverse()
     while items:

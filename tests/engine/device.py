@@ -23,21 +23,21 @@ def advance(past: bytes, token: Tokens) -> bytes:
     return blake2b(past + token.astype(np.int32).tobytes(), digest_size=8).digest()
 
 
-def draw(past: bytes, seed: int, frame: int) -> Tokens:
+def sample_token(past: bytes, seed: int, frame: int) -> Tokens:
     """Return one token [2]; about one of 25 is a stop token."""
     roll = int.from_bytes(blake2b(past + bytes([seed, frame % 256]), digest_size=4).digest(), "little")
     return np.array([STOP_ID if roll % 25 == 0 else 100 + roll % 50, roll % 50], np.int32)
 
 
-def alone(prompt: Tokens, sampling: SamplingParams, most: int) -> tuple[Tokens, FinishReason]:
+def alone(prompt: Tokens, sampling: SamplingParams, max_tokens: int) -> tuple[Tokens, FinishReason]:
     """Return the frames [n, 2] of a prompt that runs alone."""
     past = START
     for token in prompt:
         past = advance(past, token)
     frames: list[Tokens] = []
-    budget = min(sampling.max_frames or most, most - len(prompt))
+    budget = min(sampling.max_frames or max_tokens, max_tokens - len(prompt))
     while len(frames) < budget:
-        token = draw(past, sampling.seed, len(frames))
+        token = sample_token(past, sampling.seed, len(frames))
         if token[0] == STOP_ID:
             return np.array(frames, np.int32).reshape(-1, 2), FinishReason.STOP
         frames.append(token)
@@ -82,8 +82,8 @@ class CheckingDevice:
         ends = [self._prefill(each.sequence, each.end - 1, each.end) for each in sampled]
         ends += [self._decode(sequence) for sequence in batch.decodes]
         slots = [sequence.slot for sequence, _ in batch.sampled()]
-        drawn = [self._draw(slot, end) for slot, end in zip(slots, ends, strict=True)]
-        self.pending.append(StepOutput(batch, np.array(drawn, np.int32).reshape(-1, 2)))
+        sampled_tokens = [self._sample(slot, end) for slot, end in zip(slots, ends, strict=True)]
+        self.pending.append(StepOutput(batch, np.array(sampled_tokens, np.int32).reshape(-1, 2)))
 
     def finished(self) -> StepOutput | None:
         """Return the oldest finished step; None until `lag` steps are in flight."""
@@ -113,8 +113,8 @@ class CheckingDevice:
         place = sequence.computed - 1
         return self._write(sequence.slot, place, self._past(sequence.slot, place), self.newest[sequence.slot])
 
-    def _draw(self, slot: int, past: bytes) -> Tokens:
-        token = draw(past, self.seeds[slot], self.frames[slot])
+    def _sample(self, slot: int, past: bytes) -> Tokens:
+        token = sample_token(past, self.seeds[slot], self.frames[slot])
         self.newest[slot] = token
         self.frames[slot] += 1
         return token

@@ -64,8 +64,8 @@ class Oracle:
         return np.concatenate((before, turn.continuation))
 
     def _frames(self, codes: Codes) -> Tokens:
-        main = codes[:1] + self.checkpoint.model.config.semantic_begin_id
-        return np.concatenate((main, codes)).T.astype(np.int32)
+        semantic = codes[:1] + self.checkpoint.model.config.semantic_begin_id
+        return np.concatenate((semantic, codes)).T.astype(np.int32)
 
     def _samples(self, codes: Codes) -> Samples:
         if not codes.shape[1]:

@@ -111,8 +111,8 @@ class FusedTokens(ABC):
         span = config.semantic_begin_id, config.semantic_end_id
         return embed_tokens(tokens, rows, *tables, *span, config.scale_codebook_embeddings)
 
-    def place(self, stream: ResidualStream, layer: int) -> Tensor:
-        """Write the keys and values of a layer and return its queries [rows, heads, head_dim]."""
+    def project_qkv(self, stream: ResidualStream, layer: int) -> Tensor:
+        """Project q, k and v of a layer, write k and v to the KV cache and return q [rows, heads, head_dim]."""
         block, slow = self._block(layer), self.model.slow
         attention, eps = block.attention, self.model.config.slow.norm_eps
         qkv = stream.project(block.attention_norm, attention.wqkv)
@@ -123,7 +123,7 @@ class FusedTokens(ABC):
         return rope_and_cache(qkv, q_norm, k_norm, eps, slow.rope_table, self.positions, *memory, self.slots, **scales)
 
     def layer(self, stream: ResidualStream, layer: int) -> None:
-        q, block = self.place(stream, layer), self._block(layer)
+        q, block = self.project_qkv(stream, layer), self._block(layer)
         if layer in self._recorded:
             # Also keeps its memory from being reused by later kernels of the same graph.
             self.queries[layer] = q
@@ -159,7 +159,7 @@ class FusedPrefill(FusedTokens):
         last = self.model.config.slow.n_layer - 1
         for layer in range(last):
             self.layer(stream, layer)
-        self.place(stream, last)
+        self.project_qkv(stream, last)
 
 
 class FusedFrame(FusedTokens):
@@ -193,7 +193,7 @@ class FusedFrame(FusedTokens):
         self._head = head.output
         self.tokens = torch.zeros(rows, 1 + config.num_codebooks, dtype=torch.long, device=model.device)
         # The first two fast positions are known together, so the weights are read once for both.
-        self._opening = torch.zeros(2 * rows, fast.dim, dtype=model.dtype, device=model.device)
+        self._first_inputs = torch.zeros(2 * rows, fast.dim, dtype=model.dtype, device=model.device)
         shape = (fast.n_layer, rows, fast.n_local_heads, config.num_codebooks, fast.head_dim)
         self._keys, self._values = (torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(2))
 
@@ -203,7 +203,7 @@ class FusedFrame(FusedTokens):
 
     def run(self) -> None:
         self._sample_semantic(self.slow())
-        stream = self._open()
+        stream = self._run_first_positions()
         for codebook in range(1, self.model.config.num_codebooks):
             if codebook > 1:
                 self._advance(stream, codebook)
@@ -223,13 +223,15 @@ class FusedFrame(FusedTokens):
         model, config = self.model, self.model.config
         hidden = stream.normed(model.slow.norm)
         logits = project(hidden, self._head)
-        self._opening[: self._rows].copy_(model.fast.project_in(hidden if config.norm_fastlayer_input else stream.x))
-        table, code = model.fast.embeddings.weight, self._opening[self._rows :]
+        self._first_inputs[: self._rows].copy_(
+            model.fast.project_in(hidden if config.norm_fastlayer_input else stream.x)
+        )
+        table, code = model.fast.embeddings.weight, self._first_inputs[self._rows :]
         sample_semantic(logits, self.slots, self._memory, self._ids, self.tokens, table, code, config.family.uses_ras)
 
-    def _open(self) -> ResidualStream:
+    def _run_first_positions(self) -> ResidualStream:
         """Run fast positions 0 (the slow hidden state) and 1 (the semantic code); return the stream of position 1."""
-        stream, rows, last = self._stream(self._opening), self._rows, len(self.model.fast.layers) - 1
+        stream, rows, last = self._stream(self._first_inputs), self._rows, len(self.model.fast.layers) - 1
         for index, block in self._fast_blocks():
             qkv = stream.project(block.attention_norm, block.attention.wqkv)
             mixed = qkv.new_empty(2 * rows, block.attention.wo.in_features)

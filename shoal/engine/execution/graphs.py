@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from shoal.config import DEFAULT_TOKEN_BUDGET, EngineConfig
+from shoal.engine.execution.attention_reader import PendingAttention
 from shoal.engine.execution.few_rows import few_rows_layers
 from shoal.engine.execution.fixed_size import FixedSizeRunner, batch_sizes, frame_inputs
 from shoal.engine.execution.fused import FusedFrame, FusedPrefill
 from shoal.engine.execution.runner import EagerRunner, PendingStep
 from shoal.engine.execution.text_rows import TextRows
-from shoal.engine.execution.text_weights import Reading
 from shoal.engine.scheduling.scheduler import Batch, Prefill
 from shoal.engine.scheduling.sequence import Sequence
 from shoal.errors import describe_error, device_errors
@@ -96,7 +96,7 @@ class FusedRunner(FixedSizeRunner):
             raise RuntimeError(unsupported(eager.model) or "the output head has no fused kernels")
         slots, model, kv, tables = len(eager.tables), eager.model, eager.kv, self._tables.target
         sizes = batch_sizes(slots, buckets)
-        self._reader, self._reads_by_kernel = eager.text_reader, True
+        self._reader, self._reads_by_kernel = eager.attention_reader, True
         self._path_graphs: dict[int, LaunchGraph] = {}  # graphs that read attention after a frame, by rows
         layers = self._reader.layers
         few_rows = few_rows_layers(model)
@@ -116,7 +116,7 @@ class FusedRunner(FixedSizeRunner):
         return self._frames, self._prompts
 
     def _launch_frames(self, batch: Batch, sequences: list[Sequence]) -> PendingStep:
-        parts, attention, largest = [], list[Reading](), max(self._frames)
+        parts, attention, largest = [], list[PendingAttention](), max(self._frames)
         for start in range(0, len(sequences), largest):
             group = sequences[start : start + largest]
             rows = next(size for size in self._frames if size >= len(group))
@@ -145,14 +145,14 @@ class FusedRunner(FixedSizeRunner):
             inputs[0, :count], inputs[1, :count], inputs[2:, :count] = slots[chunk], positions[chunk], tokens[chunk].T
             self._prompts.run(rows, inputs)
 
-    def _read(self, rows: int, workload: FusedFrame, texts: TextRows) -> Reading:
+    def _read(self, rows: int, workload: FusedFrame, texts: TextRows) -> PendingAttention:
         """Read the attention of the frames that `workload` ran last; not a part of its graph."""
         if not self._reads_by_kernel:
             queries = {layer: q[: len(texts.slots)] for layer, q in workload.queries.items()}
             return self._reader.read(queries, self._tables.target, texts)
         if (graph := self._path_graphs.get(rows)) is not None:
-            return self._reader.copied(graph.replay(), texts)
-        return self._reader.copied(self._launch_reader(workload), texts)
+            return self._reader.start_copy(graph.replay(), texts)
+        return self._reader.start_copy(self._launch_reader(workload), texts)
 
     def _launch_reader(self, workload: FusedFrame) -> Tensor:
         return self._reader.launch(workload.queries, self._tables.target, workload.texts)
@@ -200,7 +200,7 @@ class FusedRunner(FixedSizeRunner):
         with device_errors(self._read_by_operators):
             for rows, workload in frames.items():
                 launch = partial(self._launch_reader, workload)
-                if context is not None and self._reader.captured:
+                if context is not None and self._reader.capturable:
                     self._path_graphs[rows] = LaunchGraph.capture(launch, context)
                 else:
                     launch()

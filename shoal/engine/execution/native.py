@@ -2,9 +2,9 @@
 
 import torch
 
+from shoal.engine.execution.attention_reader import PathReader
 from shoal.engine.execution.native_steps import NativeSteps
 from shoal.engine.execution.runner import EagerRunner, PendingStep
-from shoal.engine.execution.text_weights import PathReader
 from shoal.engine.scheduling.scheduler import Batch
 from shoal.kernels.sampling.sample_token import SamplingState
 from shoal.model.slow import Head
@@ -25,7 +25,7 @@ class NativeRunner:
         keys, values = eager.kv.keys, eager.kv.values
         if keys.dtype != torch.float32:
             raise NativeUnavailable(f"the KV cache is {keys.dtype}: float32 is supported")
-        slots, reader = slot_arrays(eager.slots.memory), eager.text_reader
+        slots, reader = slot_arrays(eager.slots.memory), eager.attention_reader
         # None: the weights are recorded. The scores are those of the eager runner, so that either continues the other.
         scores = reader.scores.numpy() if isinstance(reader, PathReader) else None
         self.steps = NativeSteps(model, keys.numpy(), values.numpy(), eager.tables, slots, reader.heads, scores)

@@ -11,7 +11,7 @@ from shoal.engine.scheduling.scheduler import Batch, StepOutput
 from shoal.engine.scheduling.sequence import Sequence
 from shoal.kernels.word_times.text_path_numpy import extend_paths
 from shoal.model.sampling_settings import SamplingSettings
-from shoal.native.dual_ar import NativeDualAR, NativeState, SlotArrays, StepRows, TextReading
+from shoal.native.dual_ar import NativeDualAR, NativeState, SlotArrays, StepRows, TextAttention
 
 
 class NativeSteps:
@@ -41,27 +41,27 @@ class NativeSteps:
             if prefill.samples_frame:
                 bind(self._slots, prefill.sequence)
         texts = TextRows.of([sequence for sequence, _ in batch.sampled()])
-        reading = self._reading(texts) if texts else None
-        tokens = self.model.step(self.state, self._rows(batch), reading)
+        requested = self._text_attention(texts) if texts else None
+        tokens = self.model.step(self.state, self._rows(batch), requested)
         if not len(tokens):
             return StepOutput.empty(batch)
-        attention = {} if reading is None else self._by_row(reading, np.array(texts.slots)[reading.samples])
+        attention = {} if requested is None else self._by_row(requested, np.array(texts.slots)[requested.samples])
         return StepOutput(batch, tokens.astype(np.int32), attention)
 
-    def _reading(self, texts: TextRows) -> TextReading:
-        rows = np.array(texts.asked, np.int32)
+    def _text_attention(self, texts: TextRows) -> TextAttention:
+        rows = np.array(texts.with_text, np.int32)
         begins, lengths = (np.array(each, np.int32)[rows] for each in (texts.begins, texts.lengths))
         weights = np.zeros((len(rows), len(self._heads), texts.width), np.float32)
-        return TextReading(self._heads, rows, begins, lengths, weights)
+        return TextAttention(self._heads, rows, begins, lengths, weights)
 
-    def _by_row(self, reading: TextReading, slots: NDArray[np.int64]) -> dict[int, NDArray[Any]]:
+    def _by_row(self, requested: TextAttention, slots: NDArray[np.int64]) -> dict[int, NDArray[Any]]:
         """Return the path or the weights of each row that has a text."""
         if self._scores is None:
-            read = zip(reading.samples.tolist(), reading.weights, reading.lengths, strict=True)
+            read = zip(requested.samples.tolist(), requested.weights, requested.lengths, strict=True)
             return {row: weights[:, :length] for row, weights, length in read}
         frames = self._slots.frame[slots] - 1
-        origins = extend_paths(reading.weights, reading.lengths, slots, frames, self._scores)
-        return dict(zip(reading.samples.tolist(), origins, strict=True))
+        origins = extend_paths(requested.weights, requested.lengths, slots, frames, self._scores)
+        return dict(zip(requested.samples.tolist(), origins, strict=True))
 
     def _rows(self, batch: Batch) -> StepRows:
         decodes = np.array([sequence.slot for sequence in batch.decodes], np.int32)
@@ -86,7 +86,7 @@ def sampled_rows(batch: Batch) -> NDArray[np.int32]:
 
 
 def bind(slots: SlotArrays, sequence: Sequence) -> None:
-    """Load the state of a sequence into its slot; the last known token becomes the newest."""
+    """Load the state of a sequence into its slot; the last known token becomes the last token of the slot."""
     slot, settings = sequence.slot, SamplingSettings.of(sequence.sampling)
     for name, value in settings._asdict().items():
         getattr(slots, name)[slot] = value

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from shoal.config import EngineConfig
+from shoal.engine.execution.attention_reader import PendingAttention
 from shoal.engine.execution.fixed_size import FixedSizeRunner, batch_sizes, frame_inputs
 from shoal.engine.execution.runner import EagerRunner, PendingStep
 from shoal.engine.execution.text_rows import TextRows
-from shoal.engine.execution.text_weights import Reading
 from shoal.engine.kv_cache import PagedKV
 from shoal.engine.scheduling.scheduler import Batch, Prefill
 from shoal.engine.scheduling.sequence import Sequence
@@ -120,14 +120,14 @@ class PlainFrame(PlainWorkload):
     def run(self) -> None:
         model, states = self._eager.model, self._eager.slots
         slots, positions = self.inputs.long()
-        recorded = self._eager.text_reader.layers
+        recorded = self._eager.attention_reader.layers
         cache = FrameKV(self._eager.kv, self._tables, slots, positions, model.dtype, recorded)
         self.queries = cache.queries
-        hidden = model.slow(states.newest[slots], positions, cache)
+        hidden = model.slow(states.last_tokens[slots], positions, cache)
         # Always penalised: a graph does not know which rows have a penalty, and a penalty of 1 changes nothing.
         state = states.rows(slots, penalised=True)
         tokens = self._eager.decoder.sample(hidden, state)
-        states.put(slots, state, tokens)
+        states.store(slots, state, tokens)
         self.tokens.copy_(tokens)
 
 
@@ -180,7 +180,7 @@ class PlainGraphRunner(FixedSizeRunner):
     def _launch_frames(self, batch: Batch, sequences: list[Sequence]) -> PendingStep:
         """Launch the sequences in groups of similar length: one long context must not widen all rows."""
         order = np.argsort([sequence.computed for sequence in sequences], kind="stable")
-        parts, attention, done = [], list[Reading](), 0
+        parts, attention, done = [], list[PendingAttention](), 0
         while done < len(order):
             size, count = self._next_group([sequences[index].computed for index in order[done:]])
             group = [sequences[index] for index in order[done : done + count]]
@@ -189,7 +189,7 @@ class PlainGraphRunner(FixedSizeRunner):
             parts.append(workload.tokens[:count] if count == len(order) else workload.tokens[:count].clone())
             if texts := TextRows.of(group, order[done : done + count].tolist()):
                 queries = {layer: q[:count] for layer, q in workload.queries.items()}
-                attention.append(self.eager.text_reader.read(queries, self._tables.target, texts))
+                attention.append(self.eager.attention_reader.read(queries, self._tables.target, texts))
             done += count
         tokens = parts[0] if len(parts) == 1 else torch.cat(parts)
         return PendingStep.of(batch, tokens, np.argsort(order), attention)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.engine.execution.attention_reader import AttentionReader, PathReader, PendingAttention, WeightReader
 from shoal.engine.execution.cpu_threads import CPUThreads
 from shoal.engine.execution.slot_state import SlotStates
 from shoal.engine.execution.text_rows import TextRows
-from shoal.engine.execution.text_weights import PathReader, Reading, TextReader, WeightReader
 from shoal.engine.kv_cache import AttentionMetadata, PagedKV, PrefillSegment
 from shoal.engine.scheduling.scheduler import Batch, Prefill, StepOutput
 from shoal.engine.scheduling.sequence import Sequence
@@ -32,7 +32,7 @@ class PendingStep:
     tokens: Tensor | None = None  # on the host, valid after the event `ended`
     ended: torch.cuda.Event | None = None
     order: np.ndarray | None = None  # row of `tokens` of each sampled sequence; None: the same order
-    attention: Ordered[Reading] = ()
+    attention: Ordered[PendingAttention] = ()
     output: StepOutput | None = None  # set by a backend that has finished the step
 
     @classmethod
@@ -41,7 +41,7 @@ class PendingStep:
         batch: Batch,
         tokens: Tensor,
         order: np.ndarray | None = None,
-        attention: Ordered[Reading] = (),
+        attention: Ordered[PendingAttention] = (),
     ) -> "PendingStep":
         """Start copying tokens [rows, 1 + codebooks] to the host; the next launch may overwrite them."""
         host = to_host(tokens)
@@ -111,7 +111,7 @@ class EagerRunner:
         self.model, self.kv, self.tables = model, kv, tables
         self.size = kv.keys.shape[2]
         self.slots = SlotStates(model, slots)
-        self.text_reader: TextReader = (
+        self.attention_reader: AttentionReader = (
             WeightReader(text_heads, kv) if record_weights else PathReader(text_heads, kv, self.slots)
         )
         self.decoder = FrameSampler(model, head, max_rows=slots)
@@ -124,7 +124,7 @@ class EagerRunner:
         self.threads.choose(len(tokens))
         sequences = [sequence for sequence, _ in batch.sampled()]
         texts = TextRows.of(sequences)
-        self.kv.begin_pass(self._metadata(batch, where, self.text_reader.layers if texts else NO_LAYERS))
+        self.kv.begin_pass(self._metadata(batch, where, self.attention_reader.layers if texts else NO_LAYERS))
         hidden = self.model.slow(tokens, positions, self.kv)
         if not sequences:
             return PendingStep(batch)
@@ -132,24 +132,24 @@ class EagerRunner:
         tokens = self._sample(hidden[rows], sequences)
         return PendingStep.of(batch, tokens, attention=[self._read(texts, rows)] if texts else [])
 
-    def _read(self, texts: TextRows, rows: Tensor) -> Reading:
+    def _read(self, texts: TextRows, rows: Tensor) -> PendingAttention:
         """Read the attention over the texts; `rows` are the rows of the pass that sample a frame."""
         queries = {layer: q[rows] for layer, q in self.kv.queries.items()}
-        return self.text_reader.read(queries, self._tensor(self.tables), texts)
+        return self.attention_reader.read(queries, self._tensor(self.tables), texts)
 
     def _sample(self, hidden: Tensor, sequences: list[Sequence]) -> Tensor:
         slots = self._tensor([sequence.slot for sequence in sequences])
         penalised = any(sequence.sampling.repetition_penalty != 1.0 for sequence in sequences)
         state = self.slots.rows(slots, penalised=penalised)
         tokens = self.decoder.sample(hidden, state)
-        self.slots.put(slots, state, tokens)
+        self.slots.store(slots, state, tokens)
         return tokens
 
     def _tokens(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens [n, 1 + codebooks], positions [n] and cache locations [n] of the whole batch."""
         known = [prefill.sequence.tokens[prefill.start : prefill.end] for prefill in batch.prefills]
         slots = [sequence.slot for sequence in batch.decodes]
-        tokens = self.slots.newest[self._tensor(slots)]
+        tokens = self.slots.last_tokens[self._tensor(slots)]
         if known:
             tokens = torch.cat((torch.from_numpy(np.concatenate(known).astype(np.int64)).to(tokens.device), tokens))
         spans = [(p.sequence.slot, np.arange(p.start, p.end)) for p in batch.prefills]

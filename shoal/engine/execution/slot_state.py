@@ -25,22 +25,22 @@ class SlotStates:
         self.spare = slots
         settings = SamplingTensors.from_settings([SamplingParams()] * (slots + 1), model.device)
         self.state = FrameState.initial(model.config, settings)
-        self.newest = torch.zeros(slots + 1, 1 + model.config.num_codebooks, dtype=torch.long, device=model.device)
+        self.last_tokens = torch.zeros(slots + 1, 1 + model.config.num_codebooks, dtype=torch.long, device=model.device)
 
     @property
     def memory(self) -> SamplingState:
         """Return the same tensors in the form the kernels take."""
         settings = {name: getattr(self.state.settings, name) for name in TENSOR_FIELDS}
-        return SamplingState(**settings, frame=self.state.frame, window=self.state.window, last_tokens=self.newest)
+        return SamplingState(**settings, frame=self.state.frame, window=self.state.window, last_tokens=self.last_tokens)
 
     def bind(self, sequences: list[Sequence]) -> None:
-        """Load the state of these sequences into their slots; the last known token becomes the newest.
+        """Load the state of these sequences into their slots; the last known token becomes the last token of the slot.
 
         One asynchronous copy of float64 rows, which represent every value of a slot exactly.
         """
         if not sequences:
             return
-        state, width = self.state, self.newest.shape[1]
+        state, width = self.state, self.last_tokens.shape[1]
         host = torch.from_numpy(np.stack([self._packed(sequence) for sequence in sequences]))
         if self.device.type == "cuda":
             host = host.pin_memory()
@@ -51,11 +51,11 @@ class SlotStates:
             target[slots] = packed[:, column].to(target.dtype).to(self.device)
         state.frame[slots] = packed[:, 1].long().to(self.device)
         past = packed[:, 2 + len(TENSOR_FIELDS) :].long().to(self.device)
-        self.newest[slots] = past[:, :width]
+        self.last_tokens[slots] = past[:, :width]
         state.window[slots] = past[:, width:].unflatten(1, (width, -1))
 
     def _packed(self, sequence: Sequence) -> np.ndarray:
-        """Return slot, frame, settings, newest token and window as one row."""
+        """Return slot, frame, settings, last token and window as one row."""
         window = np.zeros(self.state.window.shape[1:])
         recent = sequence.recent(window.shape[1])
         window[:, : len(recent)] = recent.T
@@ -67,8 +67,8 @@ class SlotStates:
         state = self.state
         return FrameState(state.settings.select(slots, has_penalty=penalised), state.frame[slots], state.window[slots])
 
-    def put(self, slots: Tensor, state: FrameState, tokens: Tensor) -> None:
-        """Store the state of slots [n] after a frame, whose tokens [n, 1 + codebooks] become the newest."""
+    def store(self, slots: Tensor, state: FrameState, tokens: Tensor) -> None:
+        """Store the state of slots [n] after a frame, whose tokens [n, 1 + codebooks] become the last ones."""
         self.state.frame[slots] = state.frame
         self.state.window[slots] = state.window
-        self.newest[slots] = tokens
+        self.last_tokens[slots] = tokens

@@ -86,7 +86,7 @@ class AudioDecoder:
     ) -> None:
         """Decode with the first of `backends` that works; `graph` runs in half precision.
 
-        The last one is used whatever happens: eager, or native for a codec of arrays, which has no other backend.
+        The last one has no fallback: eager, or native for a codec of arrays, which has no other backend.
         `native` returns the library context of the native backend.
         """
         self.codec = codec
@@ -226,11 +226,11 @@ class AudioDecoder:
     def _build(self, backends: Sequence[CodecBackend]) -> AnyDecoder:
         """Return the decoder of the first backend that can be built."""
         for backend in backends[:-1]:
-            with device_errors(partial(self._note_unbuilt, backend)):
+            with device_errors(partial(self._record_failed_build, backend)):
                 return self._decoder_of(backend)
         return self._decoder_of(backends[-1])
 
-    def _note_unbuilt(self, backend: CodecBackend, error: Exception) -> None:
+    def _record_failed_build(self, backend: CodecBackend, error: Exception) -> None:
         self.reasons[backend] = describe_error(error)
         if isinstance(error, NativeUnavailable):
             logger.warning("the native codec is not available, using eager: %s", error)

@@ -26,13 +26,13 @@ class MonotonicPath:
     def __init__(self, tokens: int) -> None:
         self._count = tokens
         self._origins: list[Origins] = []  # per frame; the newest are views of arrays that all paths of a step share
-        self._own = 0  # frames whose origins have been copied
+        self._copied = 0  # frames whose origins have been copied
         self._path: list[int] = []
 
     def feed(self, origins: Origins) -> None:
         """Append a frame: origins [1 + tokens], the end of the best path, then the predecessor of each token."""
         self._origins.append(origins)
-        if len(self._origins) - self._own >= COPIED_FRAMES:
+        if len(self._origins) - self._copied >= COPIED_FRAMES:
             self._copy()
 
     def tokens(self) -> list[int]:
@@ -53,9 +53,9 @@ class MonotonicPath:
 
     def _copy(self) -> None:
         """Copy the newest origins: a view would keep the origins of all other texts of its step in memory."""
-        new = [each[: 1 + self._count] for each in self._origins[self._own :]]
-        self._origins[self._own :] = list(np.stack(new))
-        self._own = len(self._origins)
+        new = [each[: 1 + self._count] for each in self._origins[self._copied :]]
+        self._origins[self._copied :] = list(np.stack(new))
+        self._copied = len(self._origins)
 
 
 def frame_of(path: Sequence[int], token: int) -> float:
@@ -160,7 +160,7 @@ class WordTimes:
             return
         for written, start, end in times.new:
             first, last = self._seconds(start, times.frames), self._seconds(end, times.frames)
-            self._found(written, begin + first / rate, begin + last / rate)
+            self._add_spoken_word(written, begin + first / rate, begin + last / rate)
         times.new.clear()
         if ended:
             del self._turns[turn]
@@ -178,8 +178,8 @@ class WordTimes:
         # No lead at the start: there is no earlier sound that attention could be ahead of.
         return max(0.0, min(frame + self.lead_frames, frames)) * self.frame_seconds if frame > 0 else 0.0
 
-    def _found(self, index: int, start: float, end: float) -> None:
-        """Add a written word when the last of its spoken words has ended. Times never decrease."""
+    def _add_spoken_word(self, index: int, start: float, end: float) -> None:
+        """Record the times of a spoken word; its written word is found with the last one. Times never decrease."""
         start = max(start, self._last)
         self._last = end = max(start, end)
         begun = self._starts.setdefault(index, start)

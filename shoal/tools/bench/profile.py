@@ -226,13 +226,13 @@ class PlainParts:
 
     def sampling(self, voices: int) -> TimedCall:
         config, decoder = self.model.config, self.runner.decoder
-        mains = torch.randn(voices, len(decoder.head.ids), dtype=self.model.dtype, device=self.model.device)
-        codes = mains[:, : config.residual_size].contiguous()
+        logits = torch.randn(voices, len(decoder.head.ids), dtype=self.model.dtype, device=self.model.device)
+        codes = logits[:, : config.residual_size].contiguous()
 
         def work() -> None:
             with torch.inference_mode():
                 state = self._state(voices)
-                decoder.sample_semantic(mains, state)
+                decoder.sample_semantic(logits, state)
                 noise = decoder.noise(state.settings.seed, state.frame, 1, config.residual_size)
                 for codebook in range(1, config.num_codebooks):
                     decoder._sample_code(codes, codebook, state, noise)
@@ -295,13 +295,13 @@ class GraphParts(PlainParts):
     def sampling(self, voices: int) -> TimedCall:
         frame, config = self._frame(voices), self.model.config
         count = len(frame.slots)
-        mains = torch.randn(count, frame._ids.count + 1, dtype=self.model.dtype, device=self.model.device)
-        codes, table = mains[:, : config.residual_size].contiguous(), self.model.fast.embeddings.weight
-        x = frame._opening[:count]
+        logits = torch.randn(count, frame._ids.count + 1, dtype=self.model.dtype, device=self.model.device)
+        codes, table = logits[:, : config.residual_size].contiguous(), self.model.fast.embeddings.weight
+        x = frame._first_inputs[:count]
 
         def work() -> None:
             ras, penalty = config.family.uses_ras, config.family.uses_penalty
-            sample_semantic(mains, frame.slots, frame._memory, frame._ids, frame.tokens, table, x, ras)
+            sample_semantic(logits, frame.slots, frame._memory, frame._ids, frame.tokens, table, x, ras)
             for codebook in range(1, config.num_codebooks):
                 sample_code(codes, frame.slots, frame._memory, codebook, frame.tokens, table, x, penalty)
 

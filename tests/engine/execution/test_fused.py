@@ -40,8 +40,8 @@ def prepare(checkpoint: Checkpoint) -> tuple[PagedKV, SlotStates]:
         sequence.slot = slot
         sequence.length += 3 * index
         states.bind([sequence])
-    states.newest[:, 0] = config.semantic_begin_id + torch.arange(5)
-    states.newest[:, 1:] = torch.randint(0, 128, (5, config.num_codebooks), generator=generator)
+    states.last_tokens[:, 0] = config.semantic_begin_id + torch.arange(5)
+    states.last_tokens[:, 1:] = torch.randint(0, 128, (5, config.num_codebooks), generator=generator)
     return kv, states
 
 
@@ -63,10 +63,10 @@ def plain_frames(checkpoint: Checkpoint, lengths: torch.Tensor, steps: int) -> t
     for step in range(steps):
         positions, where = places(lengths + step)
         kv.begin_pass(AttentionMetadata(where, [], TABLES.long(), lengths + step))
-        hidden = checkpoint.model.slow(states.newest[SLOTS], positions, kv)
+        hidden = checkpoint.model.slow(states.last_tokens[SLOTS], positions, kv)
         state = states.rows(SLOTS, penalised=True)
         frames.append(decoder.sample(hidden, state))
-        states.put(SLOTS, state, frames[-1])
+        states.store(SLOTS, state, frames[-1])
     return torch.stack(frames)
 
 

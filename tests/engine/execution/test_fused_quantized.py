@@ -37,7 +37,7 @@ def prepare(model: DualAR) -> tuple[PagedKV, SlotStates]:
     sequence = Sequence.start(0, np.zeros((3, 1 + model.config.num_codebooks), np.int32), SamplingParams(seed=3), 100)
     sequence.slot = 0
     states.bind([sequence])
-    states.newest[:, 0] = model.config.semantic_begin_id
+    states.last_tokens[:, 0] = model.config.semantic_begin_id
     return kv, states
 
 
@@ -52,7 +52,7 @@ def test_the_fused_frame_samples_what_the_eager_path_samples(tiny: Checkpoint, m
 
     kv, states = prepare(model)
     kv.begin_pass(AttentionMetadata(torch.tensor([LENGTH - 1]), [], table, torch.tensor([LENGTH])))
-    hidden = model.slow(states.newest[:1], torch.tensor([LENGTH - 1]), kv)
+    hidden = model.slow(states.last_tokens[:1], torch.tensor([LENGTH - 1]), kv)
     plain = FrameSampler(model, head).sample(hidden, states.rows(torch.tensor([0]), penalised=True))
 
     ours, states = prepare(model)

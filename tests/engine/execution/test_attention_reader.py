@@ -13,11 +13,11 @@ from shoal.checkpoint.load import Checkpoint
 from shoal.checkpoint.random import random_checkpoint
 from shoal.config import EngineConfig
 from shoal.engine.core import EngineCore
+from shoal.engine.execution.attention_reader import PathReader
 from shoal.engine.execution.fused import FusedFrame, ResidualStream
 from shoal.engine.execution.plain_graphs import PlainGraphRunner
 from shoal.engine.execution.runner import PipelinedRunner
 from shoal.engine.execution.text_rows import TextRows
-from shoal.engine.execution.text_weights import PathReader
 from shoal.engine.output.word_times import MonotonicPath, WordPlan
 from shoal.engine.preprocess import build_turns, plan_turns
 from shoal.engine.utterance import TextTokens, Utterance
@@ -179,23 +179,23 @@ def test_the_fused_backend_keeps_the_queries_of_a_layer_for_the_kernel(tiny: Che
     eager.kv.keys.normal_()
     tables = torch.arange(2 * 3, dtype=torch.int32).reshape(2, 3)
     head = Head(tiny.model.slow)
-    frame = FusedFrame(tiny.model, head, eager.kv, eager.slots, tables, 2, eager.text_reader.layers)
+    frame = FusedFrame(tiny.model, head, eager.kv, eager.slots, tables, 2, eager.attention_reader.layers)
     frame.inputs[:2] = torch.tensor([[0, 1], [40, 30]])
-    for layer in eager.text_reader.layers:
+    for layer in eager.attention_reader.layers:
         frame.layer(ResidualStream(torch.randn(2, config.dim)), layer)
     texts = TextRows([5, 4], [0, 1], [2, 0], [20, 7])
     frame.inputs[2:] = torch.tensor([texts.begins, texts.lengths])
-    reader = eager.text_reader
-    ours = dict(reader.copied(reader.launch(frame.queries, tables, frame.texts), texts).by_row())
+    reader = eager.attention_reader
+    ours = dict(reader.start_copy(reader.launch(frame.queries, tables, frame.texts), texts).by_row())
     theirs = dict(reader.read(frame.queries, tables, texts).by_row())
     assert {row: found.shape for row, found in ours.items()} == {5: (3, 20), 4: (3, 7)}
     for row, found in theirs.items():
         np.testing.assert_allclose(ours[row], found, atol=1e-6)
     eager.slots.state.frame[:] = 1
     paths = PathReader(HEADS, eager.kv, eager.slots)
-    launched = dict(paths.copied(paths.launch(frame.queries, tables, frame.texts), texts).by_row())
+    launched = dict(paths.start_copy(paths.launch(frame.queries, tables, frame.texts), texts).by_row())
     for row, found in paths.read(frame.queries, tables, texts).by_row():
-        end = 1 + texts.lengths[texts.numbers.index(row)]
+        end = 1 + texts.lengths[texts.rows.index(row)]
         assert launched[row][:end].tolist() == found[:end].tolist()
 
 

@@ -28,8 +28,8 @@ Queries = Mapping[int, Tensor]  # [rows, heads, d] by layer
 
 
 @dataclass(frozen=True, slots=True)
-class Reading(ABC):
-    """Results of some rows, which are being copied to the host."""
+class PendingAttention(ABC):
+    """Results of some rows, whose copy to the host may still be in flight."""
 
     texts: TextRows
     results: Tensor
@@ -39,28 +39,28 @@ class Reading(ABC):
         """Yield row and result of each row that has a text. The copy must have ended."""
 
 
-class WeightReading(Reading):
+class PendingWeights(PendingAttention):
     """Weights [rows, heads, width]."""
 
     def by_row(self) -> Iterator[tuple[int, NDArray[Any]]]:
         weights, texts = self.results.numpy(), self.texts
-        return ((texts.numbers[index], weights[index, :, : texts.lengths[index]]) for index in texts.asked)
+        return ((texts.rows[index], weights[index, :, : texts.lengths[index]]) for index in texts.with_text)
 
 
-class PathReading(Reading):
+class PendingOrigins(PendingAttention):
     """Origins of the path in tiles [tiles, rows, 64]."""
 
     def by_row(self) -> Iterator[tuple[int, NDArray[Any]]]:
-        asked = self.texts.asked
+        with_text = self.texts.with_text
         # `concatenate` copies, so the pinned memory is free for another step.
-        origins = np.concatenate(self.results.numpy(), axis=1)[asked]
-        return zip([self.texts.numbers[index] for index in asked], origins, strict=True)
+        origins = np.concatenate(self.results.numpy(), axis=1)[with_text]
+        return zip([self.texts.rows[index] for index in with_text], origins, strict=True)
 
 
-class TextReader(ABC):
+class AttentionReader(ABC):
     """Reads the attention of chosen (layer, head) pairs, in ascending order, from the queries of a step."""
 
-    captured = True  # whether `launch` allocates nothing and may be captured as a graph
+    capturable = True  # whether `launch` allocates nothing and may be captured as a graph
 
     def __init__(self, heads: Ordered[tuple[int, int]], kv: PagedKV) -> None:
         self.heads, self._kv, self._device = tuple(heads), kv, kv.keys.device
@@ -70,7 +70,7 @@ class TextReader(ABC):
         self._by_layer = {layer: each.to(self._device) for layer, each in self._by_layer.items()}
 
     @abstractmethod
-    def read(self, queries: Queries, tables: Tensor, texts: TextRows) -> Reading:
+    def read(self, queries: Queries, tables: Tensor, texts: TextRows) -> PendingAttention:
         """Compute with PyTorch operators, after the frames of these rows are sampled, and start copying to the host."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class TextReader(ABC):
         """Launch the kernels over all rows and return their result on the device; the next launch may overwrite it."""
 
     @abstractmethod
-    def copied(self, result: Tensor, texts: TextRows) -> Reading:
+    def start_copy(self, result: Tensor, texts: TextRows) -> PendingAttention:
         """Start copying the result of a launch to the host."""
 
     def _attend(self, queries: Queries, tables: Tensor, texts: Texts, out: Tensor, *, kernel: bool) -> None:
@@ -96,26 +96,26 @@ class TextReader(ABC):
         return Texts(*table.pin_memory().to(self._device, non_blocking=True))
 
 
-class WeightReader(TextReader):
+class WeightReader(AttentionReader):
     """Returns the weights of every head."""
 
-    captured = False
+    capturable = False
 
-    def read(self, queries: Queries, tables: Tensor, texts: TextRows) -> Reading:
+    def read(self, queries: Queries, tables: Tensor, texts: TextRows) -> PendingAttention:
         out = torch.empty(len(texts.slots), len(self.heads), texts.width, device=self._device)
         self._attend(queries, tables, self._upload(texts), out, kernel=False)
-        return self.copied(out, texts)
+        return self.start_copy(out, texts)
 
     def launch(self, queries: Queries, tables: Tensor, texts: Texts) -> Tensor:
         out = torch.empty(len(texts.slots), len(self.heads), MAX_TOKENS, device=self._device)
         self._attend(queries, tables, texts, out, kernel=True)
         return out
 
-    def copied(self, result: Tensor, texts: TextRows) -> Reading:
-        return WeightReading(texts, to_host(result[: len(texts.slots), :, : texts.width]))
+    def start_copy(self, result: Tensor, texts: TextRows) -> PendingAttention:
+        return PendingWeights(texts, to_host(result[: len(texts.slots), :, : texts.width]))
 
 
-class PathReader(TextReader):
+class PathReader(AttentionReader):
     """Extends the path through the text of every slot, from the mean over the heads. Its scores stay on the device."""
 
     def __init__(self, heads: Ordered[tuple[int, int]], kv: PagedKV, states: SlotStates) -> None:
@@ -127,13 +127,13 @@ class PathReader(TextReader):
         self._weights = torch.zeros(rows * len(heads) * MAX_TOKENS, device=self._device)
         self._origins = torch.zeros(TILES * rows * BLOCK_N, dtype=torch.int16, device=self._device)
 
-    def read(self, queries: Queries, tables: Tensor, texts: TextRows) -> Reading:
+    def read(self, queries: Queries, tables: Tensor, texts: TextRows) -> PendingAttention:
         rows, table = len(texts.slots), self._upload(texts)
         weights = torch.empty(rows, len(self.heads), texts.width, device=self._device)
         self._attend(queries, tables, table, weights, kernel=False)
         out = torch.empty(_tiles(texts), rows, BLOCK_N, dtype=torch.int16, device=self._device)
         text_path_reference(weights, table, self._frames, self.scores, out)
-        return self.copied(out, texts)
+        return self.start_copy(out, texts)
 
     def launch(self, queries: Queries, tables: Tensor, texts: Texts) -> Tensor:
         rows = len(texts.slots)
@@ -143,8 +143,8 @@ class PathReader(TextReader):
         text_path(weights, texts, self._frames, self.scores, out)
         return out
 
-    def copied(self, result: Tensor, texts: TextRows) -> Reading:
-        return PathReading(texts, to_host(result[: _tiles(texts)]))
+    def start_copy(self, result: Tensor, texts: TextRows) -> PendingAttention:
+        return PendingOrigins(texts, to_host(result[: _tiles(texts)]))
 
 
 def _tiles(texts: TextRows) -> int:
