@@ -68,7 +68,7 @@ class TextPlan:
 
     @property
     def text(self) -> str:
-        """The text as the model reads it, pauses in brackets."""
+        """Text as the model reads it, pauses in brackets."""
         return " ".join(self.lines())
 
     def lines(self) -> list[str]:

@@ -71,7 +71,7 @@ class Tokenizer(Protocol):
     def stop_id(self) -> int: ...
 
     def token_id(self, name: str) -> int:
-        """Id of a control token such as `<|im_end|>`. Raises CheckpointError when the vocabulary has none."""
+        """Return the id of a control token such as `<|im_end|>`. Raises CheckpointError if the vocabulary has none."""
         ...
 
     def encode(self, text: str, *, specials: bool = False) -> list[int]:

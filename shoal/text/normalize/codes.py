@@ -37,9 +37,10 @@ INTERNATIONAL = Prefiltered(
 NATIONAL = Prefiltered(
     r"(?<![\w.,:/+-])(?<!\d )(?:\(0\d{1,4}\)|0\d{1,4})(?:[ -]\d{2,6}){1,5}(?![\w-])(?![.,/:]\d)", all_of="0"
 )
+# Ids of video meetings: "812 3456 7890".
 MEETING = Prefiltered(r"(?<![\w.,+-])(?<!\d )\d{3}([ -])\d{4}\1\d{4}(?![\w-])(?! \d)(?!\.\d)", any_of=DIGITS)
 # Ten digits and more without a comma are hardly ever an amount, unless they are round.
-UNBROKEN = Prefiltered(
+LONG_NUMBER = Prefiltered(
     rf"(?<![\w.,{''.join(CURRENCIES)}-])(?!\d*000(?!\d))\d{{10,{MAX_DIGITS}}}(?!\w)(?![.,]\d)(?!\s?[%°])", any_of=DIGITS
 )
 GROUP = re.compile(r"\d+")
@@ -56,13 +57,14 @@ def speak_codes(text: str) -> str:
 
 
 def speak_telephone_numbers(text: str) -> str:
+    """Return the text with telephone numbers, ids of meetings and numbers of ten digits and more as digits."""
     text = INTERNATIONAL.sub(lambda match: _telephone(match, 9, 15), text)
     text = NATIONAL.sub(lambda match: _telephone(match, 9, 14), text)
-    return UNBROKEN.sub(lambda match: digits(match[0]), MEETING.sub(lambda match: _groups(match[0]), text))
+    return LONG_NUMBER.sub(lambda match: digits(match[0]), MEETING.sub(lambda match: _groups(match[0]), text))
 
 
-def _telephone(match: re.Match[str], fewest: int, most: int) -> str:
-    if not fewest <= sum(map(str.isdecimal, match[0])) <= most:
+def _telephone(match: re.Match[str], min_digits: int, max_digits: int) -> str:
+    if not min_digits <= sum(map(str.isdecimal, match[0])) <= max_digits:
         return match[0]
     return ("plus " if match[0].startswith("+") else "") + _groups(match[0])
 

@@ -150,16 +150,16 @@ def normalize(text: str) -> str:
     text = speak_ranges(speak_roman(speak_verses(text)))
     text = expand_abbreviations(text)
     text = DOT_BEFORE_COMMA.sub("", speak_quantities(speak_relations(text)))
-    text = settle(tidy(speak_signs(text)))
+    text = expand_until_stable(tidy(speak_signs(text)))
     if not re.search("[A-Za-z]", text):
         raise NothingToSpeak("the text contains nothing that can be spoken in English")
     return text
 
 
-def settle(text: str) -> str:
-    """Expand until stable: tidying exposes abbreviations, as in `(in Jan).`. Readings contain none, so it ends."""
-    while (settled := spell_capitals(tidy(expand_abbreviations(speak_ranges_of_names(speak_roman(text)))))) != text:
-        text = settled
+def expand_until_stable(text: str) -> str:
+    """Expand what tidying exposes, as in `(in Jan).`, until nothing changes. Readings have none, so it ends."""
+    while (expanded := spell_capitals(tidy(expand_abbreviations(speak_ranges_of_names(speak_roman(text)))))) != text:
+        text = expanded
     return text
 
 

@@ -15,19 +15,20 @@ NAMES = {
     **{"s": "ess", "t": "tee", "u": "yoo", "v": "vee", "w": "double-yoo", "x": "ex", "y": "why", "z": "zee"},
 }
 START, END = r"(?<![\w'-])", r"(?![\w-])(?!'(?!s\b))"
-# "U S-based", "non-U S" and "C Cs" too.
-RUN = re.compile(r"(?<![\w'])[A-Z](?:[ -][A-Z])+(?=s?(?!\w))(?!'(?!s\b))")
+# Letters of one acronym or several: "F B I", also in "U S-based", "non-U S" and "C Cs".
+LETTERS = re.compile(r"(?<![\w'])[A-Z](?:[ -][A-Z])+(?=s?(?!\w))(?!'(?!s\b))")
 # "A" and "I" alone are words. A capital A inside a sentence is a letter, unless the words around it have capitals too.
 SINGLE = re.compile(rf"{START}[B-HJ-Zb-hj-z]{END}")
-LETTERED = (
+# Nouns that are followed by a letter: "Plan A".
+LETTERED_NOUNS = (
     "Appendix|Block|Class|Exhibit|Gate|Grade|Group|Level|Option|Part|Plan|Schedule|Section|Series|Team|Type|Vitamin"
     "|Zone"
 )
 LONE_A = re.compile(rf"{START}([a-z][\w'-]*|[B-Z] and) A(?=[ .,?!;:]|$)")
-LETTERED_A = re.compile(rf"\b((?:{LETTERED})s?) A(?=[ .,?!;:]|$)")
+LETTERED_A = re.compile(rf"\b((?:{LETTERED_NOUNS})s?) A(?=[ .,?!;:]|$)")
 # The dot of an initial ends no sentence: "John F. Kennedy", "by J. K. Rowling"; that of "Plan B. It works" does.
 INITIALS = re.compile(
-    rf"(?:(?<![\w'-])(?!(?:{LETTERED})s? )([A-Z][\w'-]{{1,30}}|and|by|for|from|of|or|to|with) |^|(?<=[.!?,;:] ))"
+    rf"(?:(?<![\w'-])(?!(?:{LETTERED_NOUNS})s? )([A-Z][\w'-]{{1,30}}|and|by|for|from|of|or|to|with) |^|(?<=[.!?,;:] ))"
     rf"((?:[A-Z]\. ?){{1,4}})(?=[A-Z][a-z'-])(?!(?:{STARTERS})(?:n't)?\b)"
 )
 TIMES_OF_DAY = ("AM", "PM")
@@ -35,9 +36,10 @@ TIMES_OF_DAY = ("AM", "PM")
 BEFORE_PRONOUN = frozenset(
     (*TIMES_OF_DAY, "AI", "CD", "DC", "DVD", "EU", "ID", "LA", "NYC", "PC", "TV", "UK", "UN", "US", "USA")
 )
+# Before them an A that begins a sentence is the article: "A C D player".
 AFTER_ARTICLE = SPELLED | {"CD", "DJ", "MP", "PC", "QR", "VP"}
 BEGINS_SENTENCE = re.compile(r"(?:^|[.?!:] |[A-Z]{2} )\Z")
-LONGEST = 6
+MAX_LETTERS = 6  # of one word; longer codes are several words
 
 
 # Capitals that nano misreads as words: "OK" sounds like "oak", "JSON" like "John".
@@ -45,7 +47,7 @@ RESPELLED = {"ok": "okay", "json": "jay-son"}
 RESPELLED_WORD = re.compile(rf"{START}(?:OK|Ok|ok|JSON|json)(?=[sd]?(?!\w)|'[sd]\b)")
 ORGANISATION = re.compile(r"(?<=\b[Tt]he )WHO(?!\w)(?! [A-Z]{2})")
 # Words without a vowel are spelled ("npm", "ssh", "kg"), unless they are a sound.
-CONSONANTS = re.compile(
+CONSONANTS_ONLY = re.compile(
     rf"{START}(?!hm|mm|mhm|sh+{END}|pss*t{END}|pf+t{END}|tsk|br+{END}|gr+{END}|zz|nth{END})[b-df-hj-np-tv-xz]{{2,5}}{END}"
 )
 
@@ -53,9 +55,9 @@ CONSONANTS = re.compile(
 def name_letters(text: str) -> str:
     """Return a normalized text with the names of its single letters; letters of one acronym are one word."""
     text = RESPELLED_WORD.sub(_respelled, ORGANISATION.sub("W H O", text))
-    text = CONSONANTS.sub(lambda match: _joined(match[0]), text)
+    text = CONSONANTS_ONLY.sub(lambda match: _joined(match[0]), text)
     text = INITIALS.sub(lambda match: f"{match[1]} {_joined(match[2])} " if match[1] else f"{_joined(match[2])} ", text)
-    text = LETTERED_A.sub(r"\1 ay", LONE_A.sub(r"\1 ay", RUN.sub(_run, text)))
+    text = LETTERED_A.sub(r"\1 ay", LONE_A.sub(r"\1 ay", LETTERS.sub(_acronyms, text)))
     return SINGLE.sub(lambda match: NAMES[match[0].lower()], text)
 
 
@@ -69,7 +71,7 @@ def _joined(letters: str) -> str:
     return "-".join(NAMES[each.lower()] for each in letters if each.isalpha())
 
 
-def _run(match: re.Match[str]) -> str:
+def _acronyms(match: re.Match[str]) -> str:
     letters = match[0].replace(" ", "").replace("-", "")
     before = match.string[max(match.start() - 3, 0) : match.start()]
     article, letters = _without_article(letters, begins=BEGINS_SENTENCE.search(before) is not None)
@@ -94,4 +96,4 @@ def _groups(letters: str) -> list[str]:
     for at in () if whole else range(2, len(letters) - 1):
         if letters[at:] in SPELLED or letters[:at] in SPELLED:
             return [letters[:at], letters[at:]]
-    return [letters[at : at + LONGEST] for at in range(0, len(letters), LONGEST)]
+    return [letters[at : at + MAX_LETTERS] for at in range(0, len(letters), MAX_LETTERS)]
