@@ -227,14 +227,14 @@ def sampling_for(body: SamplingFields) -> Sampling:
 
 
 def check_length(text: str, limits: Limits) -> str:
-    """Raise TextError for a text over the limit, before any work is spent on it."""
+    """Return the text. Raises TextError for one over the limit, before it is parsed."""
     if len(text) > limits.text_characters:
         raise TextError(f"Text is too long, max length is {limits.text_characters}")
     return text
 
 
 def recordings(references: Sequence[ReferenceRecording], limits: Limits) -> tuple[Recording, ...]:
-    """Raise SchemaViolation for too many recordings, and for speakers that are not numbered from 0."""
+    """Return the recordings. Raises SchemaViolation for too many, and for speakers that are not numbered from 0."""
     if len(references) > limits.references:
         raise wrong_field("references", f"send at most {limits.references} recordings, not {len(references)}")
     speakers = {each.speaker for each in references} - {None}

@@ -42,7 +42,7 @@ class ByteBuffer:
         self._changed = asyncio.Event()
 
     async def put(self, piece: bytes) -> None:
-        """Raises SlowReader when the buffer is full and the policy is `end`."""
+        """Append a piece. When the buffer is full, `pause` waits for room and `end` raises SlowReader."""
         while self._size and self._size + len(piece) > self._max_bytes:
             if self._policy == "end":
                 raise SlowReader(f"the client reads too slowly: {self._size:,} bytes are waiting")

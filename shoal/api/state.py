@@ -67,7 +67,7 @@ class ServerState:
 
     @property
     def requires_key(self) -> bool:
-        """True also for a key file without keys: deleting the last key must not open the server."""
+        """Return True also for a key file without keys: deleting the last key must not open the server."""
         return bool(self.config.api_keys) or self.config.keys_file is not None
 
     def enter_queue(self, key: Key) -> None:

@@ -20,8 +20,8 @@ async def connection_errors(
 ) -> AsyncIterator[None]:
     """Handle the errors of the block, in which one task group serves a connection.
 
-    `disconnects` are logged. `fail` is called with the first ShoalError, to tell the client; any other error is logged
-    with its traceback and followed by `fail_internally`.
+    `disconnects` are logged. `fail` reports the first ShoalError to the client; any other error is logged with its
+    traceback and followed by `fail_internally`.
     """
     try:
         yield
@@ -35,7 +35,7 @@ async def connection_errors(
 
 
 def require_connected(socket: WebSocket) -> None:
-    """Raise WebSocketDisconnect if the client has gone.
+    """Raise WebSocketDisconnect if the client has disconnected.
 
     After the first failed send Starlette raises RuntimeError, in the tasks that the task group has not cancelled yet.
     """

@@ -133,7 +133,7 @@ class WyomingConnection:
     async def write(self, message: Eventable) -> None:
         """Send an event.
 
-        Raises SlowReader when the client reads nothing for `stall_seconds`, ConnectionResetError when it has gone.
+        Raises SlowReader when the client reads nothing for `stall_seconds`, ConnectionResetError after a disconnect.
         """
         if self.writer.is_closing():
             raise ConnectionResetError  # uvloop would raise RuntimeError

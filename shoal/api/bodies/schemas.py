@@ -265,8 +265,8 @@ class SpeechBody(Body):
 
     @field_validator("mp3_bitrate", mode="before")
     @classmethod
-    def _number(cls, value: Any) -> Any:
-        """Forms carry strings, which a Literal of numbers does not convert even in lax mode."""
+    def _parse_number(cls, value: Any) -> Any:
+        """Convert the string of a form to a number, which a Literal of numbers does not do even in lax mode."""
         return int(value) if isinstance(value, str) and value.lstrip("-").isdigit() else value
 
     @property

@@ -16,16 +16,16 @@ from shoal.text.split import ends_at
 SENTENCE_END = re.compile(r"[.!?…;:]['\")\]]*(?=\s)|[。！？；]|\n")
 DEFAULT_MAX_CHARACTERS = 200
 # Markup that must not be cut: phonemes, control tokens, style markers, pauses. The last one may be incomplete.
-MAX_UNCUT = 256
-UNCUT = re.compile(
+MAX_MARKUP = 256
+MARKUP = re.compile(
     r"<\|phoneme_start\|>[^<]{0,200}(?:<\|phoneme_end\|>)?|<\|[^<|>]{0,32}(?:\|>)?"
     r"|\[[^\[\]\n]{0,64}\]|\([^()\n]{0,64}\)|<break\b[^<>]{0,100}>?"
 )
-COMPLETE = re.compile(
+COMPLETE_MARKUP = re.compile(
     r"<\|phoneme_start\|>[^<]*<\|phoneme_end\|>|<\|(?!phoneme_start)[^<|>]*\|>|\[.*\]|\(.*\)|<break[^<>]*>"
 )
 # Pauses and HTML tags contain letters but are not spoken.
-WORDLESS = re.compile(rf"{PAUSE.pattern}|</?[A-Za-z][^<>]{{0,100}}>")
+PAUSE_OR_TAG = re.compile(rf"{PAUSE.pattern}|</?[A-Za-z][^<>]{{0,100}}>")
 MAX_EVENT_BYTES = 64 << 10  # limit of every event except `start`, which may carry recordings
 
 
@@ -121,7 +121,7 @@ class TextBuffer:
     def _take(self, characters: int) -> list[TextPiece]:
         piece, self._text = self._text[:characters], self._text[characters:]
         self._taken += len(piece)
-        if not speakable(piece):
+        if not has_spoken_words(piece):
             # A pause alone is not a request: it is spoken before the next words.
             self._pauses += "".join(match[0] for match in PAUSE.finditer(piece))
             return []
@@ -139,28 +139,28 @@ class TextBuffer:
             return end
         if len(self._text) <= self._max:
             return 0
-        return uncut(self._text, self._max)
+        return cut_outside_markup(self._text, self._max)
 
     def _ends(self, mark: re.Match[str]) -> bool:
         """Return whether a mark ends a sentence. The dots of "Dr. Smith", "5 p.m. on" and "No. 5" do not."""
         return mark[0][0] not in ".…" or bool(ends_at(self._text, mark.end()))
 
 
-def uncut(text: str, longest: int) -> int:
-    """Return the position at which to cut a text without a sentence end: a space outside markup; 0: wait for more."""
+def cut_outside_markup(text: str, longest: int) -> int:
+    """Return where to cut a text without a sentence end: at a space outside markup; 0: wait for more."""
     space = text.rfind(" ", 1, longest)
     cut = space if space > 0 else longest
-    within = (each for each in UNCUT.finditer(text, 0, longest + MAX_UNCUT) if each.start() < cut < each.end())
-    whole = next(within, None)
-    if whole is None:
+    around = (each for each in MARKUP.finditer(text, 0, longest + MAX_MARKUP) if each.start() < cut < each.end())
+    markup = next(around, None)
+    if markup is None:
         return cut
-    if whole.start():
-        return whole.start()
-    if COMPLETE.fullmatch(whole.group()):
-        return whole.end()
-    return cut if len(text) > longest + MAX_UNCUT else 0
+    if markup.start():
+        return markup.start()
+    if COMPLETE_MARKUP.fullmatch(markup.group()):
+        return markup.end()
+    return cut if len(text) > longest + MAX_MARKUP else 0
 
 
-def speakable(text: str) -> bool:
+def has_spoken_words(text: str) -> bool:
     """Return whether there is a letter or digit outside of pauses and HTML tags."""
-    return any(character.isalnum() for character in WORDLESS.sub("", text))
+    return any(character.isalnum() for character in PAUSE_OR_TAG.sub("", text))

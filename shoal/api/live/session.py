@@ -162,7 +162,7 @@ class LiveContext:
                     number += 1
                     continue
                 if self.spoken.audio_seconds == flushed_seconds:
-                    await self._be_silent()
+                    await self._send_silence()
                 await self._send(await self._state.encode(self._encoder, self._encoder.drain), ())
                 flushed_seconds = self.spoken.audio_seconds
             if self.spoken.audio_seconds:
@@ -220,7 +220,8 @@ class LiveContext:
                     self.spoken.add(chunk.seconds)
         self.spoken.end(piece)
 
-    async def _be_silent(self) -> None:
+    async def _send_silence(self) -> None:
+        """Send the audio of a text without words."""
         rate = self._job.engine.service.sample_rate
         silence = np.zeros(round(SILENCE_SECONDS * rate), np.float32)
         await self._send(await self._state.encode(self._encoder, self._encoder.feed, silence), ())
@@ -263,7 +264,7 @@ OnEnd = Callable[[LiveContext, ShoalError | None], Awaitable[None]]
 class LiveContexts:
     """The open contexts of one socket by name, each spoken by a task of `group`.
 
-    An exception that leaves an `OnEnd` callback ends the group, and with it the socket.
+    An exception that an `OnEnd` callback raises ends the group, and with it the socket.
     """
 
     def __init__(self, group: asyncio.TaskGroup, state: ServerState, *, limit: int) -> None:

@@ -183,7 +183,7 @@ class FishSocket:
 
 
 def spoken_fields(spoken: Spoken) -> dict[str, Any]:
-    """Return the fields of `finish` that tell how much was spoken."""
+    """Return the fields of `finish` with the progress of a session."""
     fields: dict[str, Any] = {"spoken": _spoken(spoken.characters, spoken.audio_seconds)}
     if spoken.interrupted_characters:
         fields["interrupted"] = _spoken(spoken.interrupted_characters, spoken.interrupted_seconds)

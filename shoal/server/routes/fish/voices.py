@@ -36,7 +36,7 @@ class NewVoice(Body):
     id: VoiceName
 
 
-class VoiceWords(Body):
+class VoiceFields(Body):
     """Description of a voice, shown in lists of voices. It does not affect the audio."""
 
     title: Annotated[str, Field(max_length=80, description="Name to display.")] = ""
@@ -46,7 +46,7 @@ class VoiceWords(Body):
     preview: Annotated[str, Field(max_length=300, description="Sentence that a preview speaks.")] = ""
 
 
-class DescribedVoice(VoiceWords):
+class DescribedVoice(VoiceFields):
     reference_id: VoiceName
 
 
@@ -92,8 +92,9 @@ NEW_VOICE: dict[str, Any] = {
     "audio": {"type": "string", "format": "binary", "description": "Recording of one speaker, 10 to 30 seconds."},
     "text": {"type": "string", "minLength": 1, "description": "Transcript of the recording. Default: by a recogniser."},
 }
-WORDS = tuple(VoiceWords.model_fields)
-NEW_VOICE |= {name: {"type": "string", "description": VoiceWords.model_fields[name].description} for name in WORDS}
+NEW_VOICE |= {
+    name: {"type": "string", "description": field.description} for name, field in VoiceFields.model_fields.items()
+}
 CHECKED_RECORDING = {
     "audio": {"type": "string", "format": "binary", "description": "Recording of one speaker, 10 to 30 seconds."},
     "text": {"type": "string", "description": "Transcript, to compare its length with the recording's."},
@@ -130,8 +131,8 @@ async def add(http: Request, state: State, key: Caller, kind: ResponseType) -> R
     check_parts(form, *NEW_VOICE)
     name = validated(NewVoice, {"id": text_part(form, "id")}).id
     clip = file_part(form, "audio"), text_part(form, "text") if "text" in form else None
-    words = validated(VoiceWords, {part: text_part(form, part) for part in WORDS if part in form})
-    about = VoiceDescription(**words.model_dump())
+    fields = validated(VoiceFields, {part: text_part(form, part) for part in VoiceFields.model_fields if part in form})
+    about = VoiceDescription(**fields.model_dump())
     await run_for_client(http, state, key, "voices", lambda: store_recordings(state, store, name, [clip], about))
     return respond(VoiceChanged(success=True, message=f"voice {name} was added", reference_id=name), kind)
 

@@ -89,7 +89,7 @@ ERRORS = error_responses(400, 401, 404, 408, 409, 413, 415, 422, 429, 501, 503, 
 
 
 async def get_reader(request: Request) -> Key:
-    """Authenticate a client that lists voices, unless the server lists them to everyone."""
+    """Authenticate a client that lists voices, unless the server lists them without a key."""
     return ANONYMOUS if state_of(request).config.public_voices else await get_caller(request)
 
 
