@@ -143,7 +143,7 @@ def _free_stream() -> torch.cuda.Stream | None:
 
 
 class LaunchGraph:
-    """Captured launches without inputs of their own: they read what another graph has left on the device."""
+    """Captured launches without host inputs: they read the results of another graph on the device."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, result: Tensor, context: CaptureContext) -> None:
         self._graph, self._result, self._context = graph, result, context

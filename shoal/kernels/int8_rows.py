@@ -28,9 +28,9 @@ class Int8Rows(NamedTuple):
 
 def int8_rows_reference(x: Tensor) -> Int8Rows:
     """Quantize rows x [rows, columns] symmetrically to -127..127; a row of zeros has scale 0."""
-    top = x.float().abs().amax(-1, keepdim=True)
-    values = (x.float() * (127.0 / top).nan_to_num(posinf=0.0)).round()
-    return Int8Rows(values.to(torch.int8), (top / 127.0).squeeze(-1), x.dtype)
+    row_max = x.float().abs().amax(-1, keepdim=True)
+    values = (x.float() * (127.0 / row_max).nan_to_num(posinf=0.0)).round()
+    return Int8Rows(values.to(torch.int8), (row_max / 127.0).squeeze(-1), x.dtype)
 
 
 @jit

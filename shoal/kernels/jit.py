@@ -86,13 +86,13 @@ def kernel_cache() -> str:
         return temporary.name
 
 
-IMPORTED = triton_wanted()  # false: Triton was not imported because nothing could run it, not because it is missing
+IMPORT_ATTEMPTED = triton_wanted()  # False: nothing could run Triton. It may be installed.
 # Compiled kernels are cached on disk across restarts; Triton's cache key covers source, target and compiler version.
 # Must be set before Triton is imported; a TRITON_CACHE_DIR that is set already is kept.
-if IMPORTED and not os.environ.get("TRITON_CACHE_DIR"):
+if IMPORT_ATTEMPTED and not os.environ.get("TRITON_CACHE_DIR"):
     os.environ["TRITON_CACHE_DIR"] = kernel_cache()
 try:
-    if not IMPORTED:
+    if not IMPORT_ATTEMPTED:
         raise ImportError("no GPU")
     import triton
     import triton.language as tl
@@ -230,7 +230,7 @@ def launch_dependents_and_wait():
 
 def kernels_unavailable(device: torch.device) -> str | None:
     """Return why kernels do not run on tensors of this device; None on an NVIDIA GPU and under the interpreter."""
-    if triton is None and IMPORTED:
+    if triton is None and IMPORT_ATTEMPTED:
         return "Triton is not installed"
     if interpreted():
         return None

@@ -174,11 +174,11 @@ class W8A8Linear(PerChannelLinear):
 
     def forward(self, x: Tensor, count: int | None = None) -> Tensor:
         wide = x.float()
-        top = wide.abs().amax(-1, keepdim=True)
+        row_max = wide.abs().amax(-1, keepdim=True)
         # Sums of products of int8 are beyond the range of float16.
         dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
-        q = (wide * (127.0 / top).nan_to_num(posinf=0.0)).round().to(dtype)
-        y = F.linear(q, self.weight[:count].to(dtype)).float() * (top / 127.0) * self.scales[:count].float()
+        q = (wide * (127.0 / row_max).nan_to_num(posinf=0.0)).round().to(dtype)
+        y = F.linear(q, self.weight[:count].to(dtype)).float() * (row_max / 127.0) * self.scales[:count].float()
         return (y if self.bias is None else y + self.bias[:count].float()).to(x.dtype)
 
 

@@ -30,7 +30,7 @@ class FewRowsLayers:
     def find(self, layer: nn.Module, rows: int) -> LinearWeights | None:
         """Return the weights of a layer; None if it has no kernel for this number of rows."""
         found = self._weights.get(layer)
-        return found if found is not None and found.takes(rows) else None
+        return found if found is not None and found.supports_rows(rows) else None
 
 
 def few_rows_layers(model: DualAR) -> FewRowsLayers:

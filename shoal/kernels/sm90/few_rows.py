@@ -32,14 +32,14 @@ BLOCK_BYTES = 128  # bytes of a weight row per block: the width of the swizzle
 
 @dataclass(frozen=True, slots=True)
 class LinearWeights:
-    """Weights of a layer and what the kernels need to know about them."""
+    """Weights of a layer in the form that its kernels read."""
 
     weight: Tensor  # [out, in], with a gate [2 out, in]
     scales: Tensor | None  # [out] fp32, of int8 weights
     tensor_map: TensorMap  # descriptor for the copy engine
     kernels: Mapping[int, Sm90Kernel[LinearVariant]]  # by rows
 
-    def takes(self, rows: int) -> bool:
+    def supports_rows(self, rows: int) -> bool:
         """Return whether there is a kernel for this number of rows."""
         return rows in self.kernels
 

@@ -27,7 +27,7 @@ from shoal.speech import SamplingParams
 
 def fake_weights() -> Mock:
     weights = Mock(spec=LinearWeights)
-    weights.takes = lambda rows: rows <= 2
+    weights.supports_rows = lambda rows: rows <= 2
     return weights
 
 
