@@ -94,8 +94,8 @@ def _measured_choice(int8_activations: bool) -> IsaChoice:
     names = candidates(int8_activations=int8_activations)
     if len(names) == 1:
         return IsaChoice(names[0], {})
-    key = f"{'int8' if int8_activations else 'float32'} activations, {_cpu()}, {library_name()}"
-    return _stored(key, names) or _store(key, measure(names, int8_activations=int8_activations))
+    key = f"{'int8' if int8_activations else 'float32'} activations, {_cpu_model()}, {library_name()}"
+    return _read_choice(key, names) or _write_choice(key, measure(names, int8_activations=int8_activations))
 
 
 def measure(names: list[str], *, int8_activations: bool) -> IsaChoice:
@@ -108,7 +108,7 @@ def measure(names: list[str], *, int8_activations: bool) -> IsaChoice:
     best = dict.fromkeys(contexts, float("inf"))
     for _ in range(ROUNDS):
         for name, context in contexts.items():
-            best[name] = min(best[name], _round(context, matrices))
+            best[name] = min(best[name], _time_round(context, matrices))
     widest, fastest = next(iter(best)), min(best, key=lambda name: best[name])
     isa = fastest if best[fastest] * MIN_GAIN < best[widest] else widest
     return IsaChoice(isa, {name: round(1e3 * seconds, 3) for name, seconds in best.items()})
@@ -125,7 +125,7 @@ def _with_equal_bits(contexts: dict[str, Context], matrices: list[Matrix]) -> di
     return contexts
 
 
-def _round(context: Context, matrices: list[Matrix]) -> float:
+def _time_round(context: Context, matrices: list[Matrix]) -> float:
     """Return the seconds of one round of products: one row with int8 weights, then many rows."""
     began = time.perf_counter()
     for matrix, (rows, times) in zip(matrices, (SMALL, LARGE), strict=True):
@@ -135,41 +135,41 @@ def _round(context: Context, matrices: list[Matrix]) -> float:
     return time.perf_counter() - began
 
 
-def _file() -> Path:
+def _choices_file() -> Path:
     """Return the file of stored choices. Raises RuntimeError for a user without a home directory."""
     return cache_directory() / "native" / "isa.json"
 
 
-def _stored(key: str, names: list[str]) -> IsaChoice | None:
+def _read_choice(key: str, names: list[str]) -> IsaChoice | None:
     with suppress(TypeError, KeyError, ValueError, AttributeError):  # an entry of another form
-        entry = _entries()[key]
+        entry = _read_choices()[key]
         times = {str(name): float(value) for name, value in entry["milliseconds"].items()}
         if entry["isa"] in names and set(times) <= set(names):
             return IsaChoice(entry["isa"], times)
     return None
 
 
-def _entries() -> dict[str, Any]:
+def _read_choices() -> dict[str, Any]:
     """Return the stored choices for this library; several CPUs may share a home directory."""
     try:
-        found = json.loads(_file().read_text(encoding="utf-8"))
+        found = json.loads(_choices_file().read_text(encoding="utf-8"))
     except (OSError, RuntimeError, ValueError):
         return {}
     return {key: found[key] for key in found if key.endswith(library_name())} if isinstance(found, dict) else {}
 
 
-def _store(key: str, choice: IsaChoice) -> IsaChoice:
-    entries = _entries()
+def _write_choice(key: str, choice: IsaChoice) -> IsaChoice:
+    entries = _read_choices()
     entries[key] = {"isa": choice.isa, "milliseconds": choice.milliseconds}
     try:
-        _file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        atomic_write(_file(), json.dumps(entries, indent=1).encode(), private=True)
+        _choices_file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        atomic_write(_choices_file(), json.dumps(entries, indent=1).encode(), private=True)
     except (OSError, RuntimeError, OutputError) as error:
         logger.info("the choice of the instruction set is not stored and will be measured again: %s", error)
     return choice
 
 
-def _cpu() -> str:
+def _cpu_model() -> str:
     """Return the model of this CPU."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()

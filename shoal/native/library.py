@@ -27,7 +27,7 @@ ABI_VERSION = 5
 PANEL = 16  # output columns per packed panel
 CACHE_LINE = 64  # bytes
 INSTRUCTION_SETS = get_args(CpuIsa)[1:]  # without auto; widest first
-# Form of a packed weight; mirrors WeightType in src/kernels.h.
+# Types of packed weights; mirror WeightType in src/kernels.h.
 FLOAT32, INT8, W8A8 = range(3)
 W8A8_COLUMNS = 64  # the packed inputs of W8A8 are a multiple of this
 # Weights by their names in the modules' state dict. int8 weights have `scales` [out]; `NAME.w8a8` marks a layer whose
@@ -115,19 +115,19 @@ class Arrays:
         The weight is [out, in], or [out, taps, in] for inputs that are several rows apart; any strides. With `w8a8`
         the weight is int8 [out, in] with a scale, and x is quantized row by row.
         """
-        form = FLOAT32 if weight.dtype != np.int8 else W8A8 if w8a8 else INT8
-        weight = weight.astype(np.float32 if form == FLOAT32 else np.int8, copy=False)
+        weight_type = FLOAT32 if weight.dtype != np.int8 else W8A8 if w8a8 else INT8
+        weight = weight.astype(np.float32 if weight_type == FLOAT32 else np.int8, copy=False)
         parts = [None if each is None else self._vector(each[: len(weight)]) for each in (scale, bias)]
-        sums = self._vector(128 * weight.sum(1, dtype=np.int32), np.int32) if form == W8A8 else None
-        return Matrix(self._pack(weight, form), *parts, sums, len(weight), weight[0].size, form, 0)
+        sums = self._vector(128 * weight.sum(1, dtype=np.int32), np.int32) if weight_type == W8A8 else None
+        return Matrix(self._pack(weight, weight_type), *parts, sums, len(weight), weight[0].size, weight_type, 0)
 
-    def _pack(self, weight: NDArray[Any], form: int) -> int:
+    def _pack(self, weight: NDArray[Any], weight_type: int) -> int:
         cube = weight if weight.ndim == 3 else weight[:, None]
-        inputs = weight[0].size + (-weight[0].size % W8A8_COLUMNS if form == W8A8 else 0)
+        inputs = weight[0].size + (-weight[0].size % W8A8_COLUMNS if weight_type == W8A8 else 0)
         packed = aligned_empty((-(-len(cube) // PANEL), inputs, PANEL), cube.dtype)
         steps = (stride // cube.itemsize for stride in cube.strides)
         sizes, strides = (ctypes.c_int64 * 3)(*cube.shape), (ctypes.c_int64 * 3)(*steps)
-        open_library().shoal_pack(cube.ctypes.data, form, sizes, strides, packed.ctypes.data)
+        open_library().shoal_pack(cube.ctypes.data, weight_type, sizes, strides, packed.ctypes.data)
         return self._keep(packed)
 
     def _vector(self, values: NDArray[Any], dtype: type[np.generic] = np.float32) -> int:
@@ -207,7 +207,9 @@ def _load() -> ctypes.CDLL:
     except OSError as error:  # such as a C library that is too old for it
         raise NativeUnavailable(f"the native library cannot be loaded: {error}") from error
     if library.shoal_abi_version() != ABI_VERSION:
-        raise NativeUnavailable("the native library has another version")
+        raise NativeUnavailable(
+            f"the native library has ABI version {library.shoal_abi_version()}, expected {ABI_VERSION}"
+        )
     _declare(library)
     return library
 

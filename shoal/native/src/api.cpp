@@ -68,7 +68,7 @@ bool has_dotprod() {
 }
 #endif
 
-// Widest first. A compiler that does not know an instruction set leaves it out (build.py).
+// Widest first. Sets that the compiler does not know are not built (build.py).
 const InstructionSet SETS[] = {
 #if defined(__x86_64__)
 #if defined(SHOAL_HAS_INT8_AMX)

@@ -137,10 +137,10 @@ class Pool {
 
     // Remember how many workers the last CALLS calls had units for: only those spin until the next call, others sleep.
     void expect(int workers) {
-        most_ = std::max(most_, workers);
+        recent_max_ = std::max(recent_max_, workers);
         if (++calls_ < CALLS && workers <= expected_.load(std::memory_order_relaxed)) return;
-        expected_.store(most_, std::memory_order_seq_cst);
-        calls_ = most_ = 0;
+        expected_.store(recent_max_, std::memory_order_seq_cst);
+        calls_ = recent_max_ = 0;
     }
 
     void claim(int thread) {
@@ -205,7 +205,7 @@ class Pool {
     std::atomic<int> expected_{0}, next_{0}, done_{0}, inside_{0};
     std::atomic<bool> stop_{false}, open_{false};
     const std::function<void(int, int)>* work_ = nullptr;
-    int units_ = 0, calls_ = 0, most_ = 0;
+    int units_ = 0, calls_ = 0, recent_max_ = 0;
 };
 
 Context::Context(const Kernels& kernels, const Int8Kernels& int8, int threads)

@@ -83,7 +83,7 @@ struct Runner {
     }
 
     // Norm and rotate queries and keys, and store keys and values.
-    void place(const Stack& s, const Block& block, float* qkv, const PagedCache& kv, const Rows& rows, int i) {
+    void rope_and_cache(const Stack& s, const Block& block, float* qkv, const PagedCache& kv, const Rows& rows, int i) {
         const int d = s.head_dim, heads = s.heads, kv_heads = s.kv_heads;
         float* row = qkv + static_cast<ptrdiff_t>(i) * (heads + 2 * kv_heads) * d;
         const float* table = s.rope + static_cast<ptrdiff_t>(rows.positions[i]) * d;
@@ -133,7 +133,7 @@ struct Runner {
             for (int i = 0; i < step.texts; i++) {
                 const int row = step.sampled[step.text_samples[i]], begin = step.text_begins[i], length = step.text_lengths[i];
                 float* weights = step.weights + (static_cast<ptrdiff_t>(i) * step.head_count + h) * step.text_width;
-                // The kernel leaves the exponentials of the scores in its scratch memory, here `weights`.
+                // The kernel stores the exponentials of the scores in its scratch memory, here `weights`.
                 context.k.attention(qkv + static_cast<ptrdiff_t>(row) * stride + head * d, kv, rows.tables[row], head / group,
                                     1, begin, begin + length, weights, out);
                 const float sum = std::accumulate(weights, weights + length, 0.0f);
@@ -161,7 +161,7 @@ struct Runner {
                                    cache.block_size, cache.kv_heads, cache.head_dim};
             norm(x, block.attention_norm, s.eps, normed, rows.count, s.dim);
             multiply(block.wqkv, normed, qkv, rows.count);
-            for (int i = 0; i < rows.count; i++) place(s, block, qkv, kv, rows, i);
+            for (int i = 0; i < rows.count; i++) rope_and_cache(s, block, qkv, kv, rows, i);
             const bool last = layer == s.layers - 1;
             const std::vector<int32_t>& active = last ? kept : all;
             const int count = static_cast<int>(active.size());

@@ -32,7 +32,7 @@ int sample_token(const float* logits, int size, const SampleSettings& settings, 
     const uint32_t key = hash32(settings.seed + hash32(counter));
     const float temperature = std::max(settings.temperature, 1e-5f);
     // Tokens from the most likely on, until the mass before and including one exceeds top-p; the first is always kept.
-    // A heap instead of a sort, because usually few tokens are kept.
+    // A heap instead of a sort, because few tokens are kept in most cases.
     std::make_heap(order.begin(), order.end(), less);
     double mass = 0;
     float best = -1;
