@@ -178,6 +178,16 @@ def test_elevenlabs_sockets_count_from_the_alignment_before_or_from_the_start(
     assert sum(durations) == pytest.approx(1200, abs=6)
 
 
+def test_the_elevenlabs_dialogue_socket_counts_from_the_audio_of_its_own_message(server: FakeServer) -> None:
+    line = {"context_id": "a", "inputs": [{"text": "One two three. ", "voice_id": "alloy"}], "flush": True}
+    close = {"context_id": "a", "close_context": True}
+    with server.connect("/v1/text-to-dialogue/multi-stream-input?output_format=pcm_16000") as socket:
+        found = spoken_on(socket, "is_final", line, line, close)
+    starts = [each["alignment"]["char_start_times_ms"][0] for each in found]
+    text = "".join(character for each in found for character in each["alignment"]["chars"])
+    assert (text, starts) == ("One two three. One two three. ", [100, 100, 100, 100])
+
+
 def test_lines_of_a_batch_have_subtitles_beside_their_audio(tmp_path: Path) -> None:
     raw = json.dumps({"text": TEXT, "subtitles": "srt", "prosody": {"speed": 2.0}}).encode()
     body, digest = parse_line(raw, LineDefaults("nano"))

@@ -17,7 +17,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -107,6 +107,16 @@ class SocketClosed(Exception):
     """Ends the task group of a socket that the client asked to close; the socket is closed normally afterwards."""
 
 
+@dataclass(slots=True)
+class OpenContext:
+    """What a socket records about one of its open contexts."""
+
+    ignored: list[str]  # options that have no effect
+    audio_seconds: Callable[[], float]  # returns the seconds of audio sent so far
+    aligned: float = 0.0  # seconds up to which alignment was sent
+    flushed: bool = False  # no text since the last flush: closing the context lets it finish
+
+
 class ElevenLabsSocket:
     """One connection with one context (`stream-input`) or several."""
 
@@ -121,10 +131,7 @@ class ElevenLabsSocket:
         self._seed = secrets.randbits(32)
         self._opened = 0
         self._closing = False  # the client asked to close the socket once all text is spoken
-        self._ignored: dict[str, list[str]] = {}  # options of each open context that have no effect
-        self._audio_before: dict[str, Callable[[], float]] = {}  # seconds of audio sent so far, by context
-        self._aligned: dict[str, float] = {}  # seconds up to which each context has alignment
-        self._flushed: set[str] = set()  # contexts without unflushed text: closing one lets it finish
+        self._open_contexts: dict[str, OpenContext] = {}
 
     async def run(self) -> None:
         """Receive messages until either side closes the socket."""
@@ -152,9 +159,7 @@ class ElevenLabsSocket:
         return self._voice
 
     def _forget(self, name: str) -> None:
-        self._flushed.discard(name)
-        for kept in (self._ignored, self._aligned, self._audio_before):
-            kept.pop(name, None)
+        self._open_contexts.pop(name, None)
 
     async def _receive(self, contexts: LiveContexts) -> str:
         """Return the next message. Raises InvalidRequest for a binary frame, IdleTimeout after `live_idle_seconds`."""
@@ -185,10 +190,10 @@ class ElevenLabsSocket:
             if context is None:
                 return
             if message.text:
-                self._flushed.discard(name)
+                self._open_contexts[name].flushed = False
                 context.add(message.text)
             if message.flush:
-                self._flushed.add(name)
+                self._open_contexts[name].flushed = True
             if message.flush or (message.text and self._options.auto_mode):
                 context.flush()
         except ShoalError as error:
@@ -208,9 +213,9 @@ class ElevenLabsSocket:
         job = SpeechJob("elevenlabs", request, self._options.output_of(first), engine, self._key, self._id)
         send, on_end = partial(self._send_audio, name), partial(self._ended, contexts, name)
         context = contexts.open(name, job, self._options.buffer(first), send, on_end)
-        self._audio_before[name] = lambda: context.spoken.audio_seconds / job.output.speed
-        self._ignored[name] = first.ignored()
-        self._aligned.pop(name, None)
+        self._open_contexts[name] = OpenContext(
+            first.ignored(), lambda: context.spoken.audio_seconds / job.output.speed
+        )
         return context
 
     async def _close_context(self, contexts: LiveContexts, name: str) -> None:
@@ -218,7 +223,7 @@ class ElevenLabsSocket:
         context = contexts.get(name)
         if context is None:
             return  # it has ended, and its last message is on the way to the client
-        if name in self._flushed and not context.ending:
+        if self._open_contexts[name].flushed and not context.ending:
             context.end()
             return
         spoken = await contexts.cancel(name)
@@ -246,8 +251,8 @@ class ElevenLabsSocket:
 
     async def _finish_context(self, contexts: LiveContexts, name: str, spoken: Spoken | None) -> None:
         fields = spoken_fields(spoken) if spoken is not None else {}
-        if ignored := self._ignored.get(name):
-            fields["ignored"] = ignored
+        if (opened := self._open_contexts.get(name)) is not None and opened.ignored:
+            fields["ignored"] = opened.ignored
         self._forget(name)
         await self._send(self._audio_message(name, None) | {self.final: True} | fields)
         self._close_if_done(contexts)
@@ -271,7 +276,7 @@ class ElevenLabsSocket:
 
     def _alignment(self, name: str, words: tuple[Word, ...]) -> dict[str, Any]:
         alignment = CharacterTimes.of(words).as_milliseconds(self.times, self._alignment_begin(name))
-        self._aligned[name] = words[-1].end
+        self._open_contexts[name].aligned = words[-1].end
         return alignment
 
     def _alignment_begin(self, name: str) -> float:
@@ -280,7 +285,7 @@ class ElevenLabsSocket:
         With `sync_alignment` it is the start of the context; otherwise the end of the previous alignment, for clients
         that add up the durations of all alignments.
         """
-        return 0.0 if self._options.sync_alignment else self._aligned.get(name, 0.0)
+        return 0.0 if self._options.sync_alignment else self._open_contexts[name].aligned
 
     def _audio_message(self, name: str, audio: bytes | None) -> dict[str, Any]:
         encoded = None if audio is None else base64.b64encode(audio).decode()
@@ -317,13 +322,13 @@ class DialogueSocket(ElevenLabsSocket):
     final, normalized, context_id = "is_final", "normalized_alignment", "context_id"
     times = ("char_start_times_ms", "char_durations_ms")
 
-    def _alignment_begin(self, name: str) -> float:
-        """Return the seconds of audio sent before this message: its alignment is relative to its own audio."""
-        return self._audio_before.get(name, lambda: 0.0)()
-
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._voices: dict[str, str | None] = {}  # voices of the contexts that are open or announced
+
+    def _alignment_begin(self, name: str) -> float:
+        """Return the seconds of audio sent before this message: its alignment is relative to its own audio."""
+        return self._open_contexts[name].audio_seconds()
 
     async def _parse(self, message: str) -> StreamMessage:
         """Parse a message and note its context's voice. Raises VoiceNotFound, InvalidRequest for too many contexts."""
