@@ -102,6 +102,6 @@ def _require_size(name: str, value: object, maximum: int = MAX_SIZE) -> None:
         raise CheckpointError(f"config.json: {name} = {value!r:.40} must be an integer from 1 to {maximum:,}")
 
 
-def _require_positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise CheckpointError(f"config.json: {name} = {value!r} must be a number greater than 0")
+def _require_positive(name: str, value: object) -> None:
+    if not (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf):
+        raise CheckpointError(f"config.json: {name} = {value!r:.40} must be a number greater than 0")

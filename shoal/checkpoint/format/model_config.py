@@ -166,11 +166,16 @@ def _read_block(stored: Mapping[str, Any]) -> BlockConfig:
         n_local_heads=heads if kv_heads in (-1, None) else kv_heads,
         head_dim=stored.get("head_dim") or dim // heads,
         intermediate_size=stored.get("intermediate_size") or _round_up(8 * dim // 3, 256),
-        rope_base=float(stored.get("rope_base", 10000.0)),
-        norm_eps=float(stored.get("norm_eps", 1e-5)),
+        rope_base=_as_float(stored.get("rope_base", 10000.0)),
+        norm_eps=_as_float(stored.get("norm_eps", 1e-5)),
         attention_qk_norm=bool(stored.get("attention_qk_norm", False)),
         max_seq_len=stored["max_seq_len"],
     )
+
+
+def _as_float(value: Any) -> Any:
+    """Return an integer as a float, other values as they are: BlockConfig refuses those that are no numbers."""
+    return float(value) if type(value) is int else value
 
 
 def _read_fast_block(slow: BlockConfig, layers: int, own: Mapping[str, Any], codebooks: int) -> BlockConfig:
