@@ -195,6 +195,7 @@ def test_chapters_and_sentences_are_listed_without_a_model(book: Path, shoal: Sh
         (("-o", "a.m4b", "--epub", "in.epub"), 2, "would be overwritten"),
         (("-o", "a.m4b", "--only", "9"), 2, "chapters 1 to 2"),
         (("-o", "a.m4b", "--redo", "1:9"), 2, "sentences 1 to 3"),
+        (("-o", "a.m4b", "--redo", "1:1", "--redo", "3"), 2, "--redo takes"),
     ],
 )
 def test_what_cannot_be_done_is_refused(
@@ -203,7 +204,7 @@ def test_what_cannot_be_done_is_refused(
     run = shoal("book", "in.epub", *flags)
     assert run.code == code, run.err
     assert message in run.said
-    assert not Path("a.m4b").exists()
+    assert not list(Path().glob("a.m4b*"))  # no empty work folder either
 
 
 def test_a_book_in_another_language_is_refused_before_anything_is_spoken(

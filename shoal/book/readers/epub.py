@@ -1,5 +1,6 @@
 """Read an epub 2 or 3 file: metadata, cover, table of contents and the text of its documents in reading order."""
 
+import logging
 import posixpath
 import re
 from collections import defaultdict
@@ -12,8 +13,10 @@ from shoal.book.document import MAX_COVER_BYTES, Block, Book, Chapter, Cover, ch
 from shoal.book.readers.archive import Archive, open_archive
 from shoal.book.readers.markup import EndTag, StartTag, Token, decode, tokens
 from shoal.book.readers.xhtml import TextBlock, text_blocks
-from shoal.errors import InvalidRequest, TextError
+from shoal.errors import InvalidRequest, TextError, counted
 from shoal.text.markdown import strip_tags
+
+logger = logging.getLogger(__name__)
 
 CONTAINER, ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 PACKAGE_TYPE = "application/oebps-package+xml"
@@ -125,12 +128,20 @@ class _PackageReader:
 
 
 def _documents(package: Package) -> Iterator[str]:
-    """Yield the paths of the documents in reading order, without a table of contents that is one of them."""
-    for id in dict.fromkeys(package.spine):
+    """Yield the paths of the documents in reading order, without a table of contents that is one of them.
+
+    Ids without a manifest item are skipped, as reading systems do. Raises TextError if no other is left.
+    """
+    ids = dict.fromkeys(package.spine)
+    unknown = [id for id in ids if id not in package.items]
+    if unknown:
+        names = f"{unknown[0]!r:.200}" + (f" and {counted(len(unknown) - 1, 'other')}" if len(unknown) > 1 else "")
+        if len(unknown) == len(ids):
+            raise TextError(f"the book is damaged: its reading order names {names}, which it does not contain")
+        logger.warning("the reading order of the book names %s, which it does not contain: skipped", names)
+    for id in ids:
         item = package.items.get(id)
-        if item is None:
-            raise TextError(f"the book is damaged: its reading order names {id!r:.200}, which it does not contain")
-        if item.media_type in CONTENT_TYPES and "nav" not in item.properties:
+        if item is not None and item.media_type in CONTENT_TYPES and "nav" not in item.properties:
             yield item.path
 
 

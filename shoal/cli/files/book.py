@@ -207,15 +207,18 @@ class BookJob:
     ) -> None:
         """Speak what is missing and write the outputs. Raises typer.Exit if sentences failed."""
         from shoal.batch.manifest import Manifest
-        from shoal.book.selection import select_chapters
+        from shoal.book.selection import find_sentence, select_chapters
         from shoal.book.speak import plan_run
-        from shoal.book.work import check_language
+        from shoal.book.work import check_language, plan_book
 
         check_language(self.content, narration)
+        # Refuse before Manifest creates the work folder.
+        plan = plan_book(self.content, narration, {})
+        self.target.check_chapters(len(select_chapters(plan, only)))
+        for place in places:
+            find_sentence(plan, place)
         with Manifest.opened(self.work) as manifest:
-            chapters = select_chapters(self._plan(narration, places, seed), only)
-            self.target.check_chapters(len(chapters))
-            run = plan_run(chapters, narration, manifest)
+            run = plan_run(select_chapters(self._seeded(plan, narration, places, seed), only), narration, manifest)
             self.progress.begin(run)
             with self.progress.shown():
                 self._speak(run, manifest)
@@ -224,19 +227,22 @@ class BookJob:
                     raise typer.Exit(1)
                 self._write(run.chapters)
 
-    def _plan(self, narration: "Narration", places: list[str], seed: int | None) -> "list[PlannedChapter]":
-        """Return all chapters. Sentences in `places` get another seed, which is stored in the work folder."""
+    def _seeded(
+        self, plan: "list[PlannedChapter]", narration: "Narration", places: list[str], seed: int | None
+    ) -> "list[PlannedChapter]":
+        """Return the plan with the seeds of the work folder, in which those of `places` and of the book are updated."""
         from shoal.book.selection import redo
         from shoal.book.work import WorkState, plan_book
 
         state = WorkState.read(self.work)
-        if not places:
-            state.seed = seed or 0
-        narration = replace(narration, seed=state.seed)
         if places:
-            redo(state, plan_book(self.content, narration, {}), places, seed)
+            redo(state, plan, places, seed)
+        else:
+            state.seed = seed or 0
         state.write(self.work)
-        return plan_book(self.content, narration, state.redone)
+        if state == WorkState(narration.seed):
+            return plan
+        return plan_book(self.content, replace(narration, seed=state.seed), state.redone)
 
     def _speak(self, run: "BookRun", manifest: "Manifest") -> None:
         from shoal.book.speak import speak_missing

@@ -128,6 +128,20 @@ def test_text_that_readers_hide_is_not_read() -> None:
     assert [block.text for block in found] == ["a", "b"]
 
 
+def test_documents_that_the_manifest_lacks_are_skipped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_epub(tmp_path / "a.epub", CHAPTERS)
+    with zipfile.ZipFile(path) as archive:
+        package = archive.read("OEBPS/content.opf").decode()
+    missing = '<spine><itemref idref="lost"/><itemref idref="gone"/>'
+    damaged = package.replace("<spine>", missing)
+    assert damaged != package
+    book = read_epub(write_epub(path, CHAPTERS, **{"OEBPS/content.opf": damaged}))
+    assert list(texts(book)) == list(CHAPTERS)
+    assert "'lost' and 1 other, which it does not contain" in caplog.text
+
+
 def test_damaged_markup_is_read_as_far_as_it_goes() -> None:
     assert [block.text for block in text_blocks("<p>1 < 2 <b>bold<p>next</i> one</p <p>&unknown; &amp;")] == [
         "1 < 2 bold",
