@@ -112,7 +112,7 @@ def test_a_live_session_passes_through(balancer: Serving) -> None:
 
 
 class Breaking(BaseHTTPRequestHandler):
-    """Ready server that fails every POST: at once, or after the first bytes of audio if the path says so."""
+    """Ready server that fails every POST: at once, or as the path says, after some audio or with an unknown status."""
 
     protocol_version = "HTTP/1.1"
 
@@ -129,6 +129,9 @@ class Breaking(BaseHTTPRequestHandler):
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             self.wfile.write(b"4\r\nRIFF\r\n")
+        elif "799" in self.path:
+            self.send_response(799, "Odd")
+            self.end_headers()
         self.close_connection = True
 
     def log_message(self, format: str, *arguments: object) -> None:
@@ -199,6 +202,14 @@ def test_every_request_that_stores_nothing_is_repeated(path: str, breaking: str,
 def test_a_request_that_changes_something_is_not_repeated(breaking: str, workers: list[Serving]) -> None:
     with balanced(breaking, workers[0].url) as client:
         answer = client.post("/v1/references/add", content=b"")
+    assert (answer.status_code, "may or may not" in answer.text) == (503, True)
+
+
+def test_a_status_that_http_does_not_have_counts_as_a_failure(breaking: str, workers: list[Serving]) -> None:
+    with balanced(breaking, workers[0].url) as client:
+        assert client.post("/v1/tts?799", json=SAY).headers["x-shoal-worker"] == "worker-2"
+    with balanced(breaking) as client:
+        answer = client.post("/v1/references/add?799", content=b"")
     assert (answer.status_code, "may or may not" in answer.text) == (503, True)
 
 

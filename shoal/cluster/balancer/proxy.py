@@ -85,6 +85,8 @@ class Proxy:
                 async with worker.waiting():
                     response = await self._client.send(sending, stream=True)
                     stack.push_async_callback(response.aclose)
+                    if response.status_code >= 600:  # uvicorn cannot send these
+                        raise httpx.RemoteProtocolError(f"status {response.status_code}")
                     chunks = aiter(response.aiter_raw())
                     first = await anext(chunks, b"")
             except httpx.TransportError as problem:
