@@ -147,7 +147,10 @@ class Metrics:
             "shoal_requests_in_flight", "Admitted requests that have not finished generating.", registry=registry
         )
         self.requests = Counter(
-            "shoal_requests", "Finished requests by API and outcome.", ("api", "outcome"), registry=registry
+            "shoal_requests",
+            "Finished requests by API and outcome: completed, disconnected, interrupted, shutdown, or an error code.",
+            ("api", "outcome"),
+            registry=registry,
         )
         self.time_to_first_audio = Histogram(
             "shoal_time_to_first_audio_seconds",
@@ -172,7 +175,12 @@ class Metrics:
         self.audio_seconds = Counter(
             "shoal_audio_seconds", "Seconds of audio generated, by name of the API key.", ("key",), registry=registry
         )
-        self.errors = Counter("shoal_errors", "Failed requests by error code.", ("kind",), registry=registry)
+        self.errors = Counter(
+            "shoal_errors",
+            "Failed requests by error code; requests that a shutdown ended are `shutdown`.",
+            ("kind",),
+            registry=registry,
+        )
         self.encoding_seconds = Counter(
             "shoal_encoding_seconds", "Seconds spent in audio encoders, by format.", ("format",), registry=registry
         )

@@ -84,7 +84,7 @@ class RequestAccounting:
         self._record(seconds, error)
 
     def _record(self, seconds: float, error: BaseException | None) -> None:
-        metrics, outcome = self._state.metrics, outcome_of(error)
+        metrics, outcome = self._state.metrics, outcome_of(error, drain_ended=self._state.lifecycle.drain_ended)
         metrics.requests.labels(self._api, outcome).inc()
         if error is None:
             metrics.generation_seconds.labels(self._api).observe(seconds)
@@ -102,12 +102,14 @@ class RequestAccounting:
         )
 
 
-def outcome_of(error: BaseException | None) -> str:
-    """Return the outcome of a request as a metric label: completed, disconnected or an error code."""
+def outcome_of(error: BaseException | None, *, drain_ended: bool) -> str:
+    """Return the outcome of a request as a metric label: completed, disconnected, shutdown or an error code."""
     if error is None:
         return "completed"
     disconnected = isinstance(error, asyncio.CancelledError | GeneratorExit | ClientDisconnected)
-    return "disconnected" if disconnected else error_code(error)
+    if disconnected:
+        return "shutdown" if drain_ended else "disconnected"
+    return error_code(error)
 
 
 def expected_seconds(request: SpeechRequest, frame_rate: float) -> float:

@@ -125,6 +125,7 @@ class EngineLifecycle:
         self._engine = engine
         self._stopping = False
         self._stopped_at = 0.0  # when shutdown began, monotonic
+        self.drain_ended = False  # the server ends the requests that are still in flight
         self.failure: BaseException | None = None
         self._task: asyncio.Task[None] | None = None
 

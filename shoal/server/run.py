@@ -240,7 +240,8 @@ class DrainingServer(uvicorn.Server):
             # The handler runs in the context of any task; the log lines of the drain belong to no request.
             self._loop.call_soon_threadsafe(self._begin_drain, context=Context())
             return
-        self.should_exit = True  # a second signal skips the drain
+        self._state.lifecycle.drain_ended = True  # a second signal skips the drain
+        self.should_exit = True
         self.config.timeout_graceful_shutdown = 0
         super().handle_exit(sig, frame)
         # uvicorn would raise the signal again at exit; a requested shutdown must exit with status 0.
@@ -256,6 +257,7 @@ class DrainingServer(uvicorn.Server):
         end = self._loop.time() + seconds
         while self._state.queue.in_flight and self._loop.time() < end:
             await asyncio.sleep(DRAIN_CHECK_SECONDS)
+        self._state.lifecycle.drain_ended = True
         self.config.timeout_graceful_shutdown = max(1, round(end - self._loop.time()))
         self._stop()
 

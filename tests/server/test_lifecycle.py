@@ -227,7 +227,10 @@ def test_a_second_signal_skips_the_drain(sent: signal.Signals, start_server: Sta
             b"".join(pieces)
     with pytest.raises(ProcessLookupError):
         os.kill(engine, 0)
-    assert "CancelledError" not in serving.log.read_text()
+    log = serving.log.read_text()
+    assert "CancelledError" not in log
+    assert "disconnected" not in log  # the client did not
+    assert log.count(": shutdown, ") == 1
 
 
 def test_the_server_process_does_not_import_torch(server: Serving) -> None:
