@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
 import uvicorn
 from fastapi import APIRouter, FastAPI, Request
@@ -45,7 +44,8 @@ from shoal.server.middleware.request_id import RequestIDMiddleware
 from shoal.server.preflight import check_device
 from shoal.server.protocol import protocol_options
 from shoal.server.request_body import read_model
-from shoal.server.run import CANCELLATION_FILTER, bind, check_access
+from shoal.server.run import bind, check_access
+from shoal.server.stopping import StoppableServer
 from shoal.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -253,11 +253,10 @@ class InvokeRoute:
         await app({**inner, "path": "/invocations", "raw_path": b"/invocations"}, receive, send)
 
 
-class MultiModelServer(uvicorn.Server):
-    """Drains requests for a bounded time, and exits with status 0 after a signal."""
+class MultiModelServer(StoppableServer):
+    """Drains requests for a bounded time after a signal."""
 
     def __init__(self, app: FastAPI, config: ServerConfig) -> None:
-        logging.getLogger("uvicorn.error").addFilter(CANCELLATION_FILTER)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -269,10 +268,6 @@ class MultiModelServer(uvicorn.Server):
                 timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
             )
         )
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        self._captured_signals.clear()  # uvicorn would raise the signal again at the end
 
 
 def serve_multi_model(settings: Settings) -> None:

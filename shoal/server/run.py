@@ -27,6 +27,7 @@ from shoal.server.app import create_app
 from shoal.server.listening import listen
 from shoal.server.preflight import check_device
 from shoal.server.protocol import protocol_options
+from shoal.server.stopping import CANCELLATION_FILTER
 from shoal.server.tracing import check_tracing
 
 if sys.platform != "win32":
@@ -145,19 +146,6 @@ def _bind_wyoming(config: ServerConfig, listeners: ExitStack) -> socket.socket |
         return None
     bound = listen(config.wyoming_host, config.wyoming_port, "--set wyoming_host=HOST and --wyoming")
     return listeners.enter_context(closing(bound))
-
-
-class CancellationFilter(logging.Filter):
-    """Drops tracebacks of requests that shutdown cancelled; RequestAccounting logs each of them in one line."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        error = record.exc_info[1] if record.exc_info else None
-        # Starlette reports a failed lifespan as text, which uvicorn logs without exc_info.
-        cancelled_lifespan = record.getMessage().rstrip().endswith("CancelledError")
-        return not (cancelled_lifespan or isinstance(error, asyncio.CancelledError))
-
-
-CANCELLATION_FILTER = CancellationFilter()
 
 
 class DrainingServer(uvicorn.Server):

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from types import FrameType
 from typing import Any
 
 import httpx
@@ -22,6 +21,7 @@ from shoal.cluster.balancer.metrics import balancer_metrics
 from shoal.cluster.balancer.proxy import Proxy
 from shoal.cluster.balancer.sockets import forward_socket
 from shoal.cluster.balancer.workers import WorkerPool
+from shoal.errors import counted
 from shoal.gc_pause import skip_existing_objects
 from shoal.metrics import Metrics
 from shoal.server.error_responses import add_exception_handlers
@@ -33,6 +33,7 @@ from shoal.server.middleware.origins import OriginMiddleware
 from shoal.server.middleware.request_id import RequestIDMiddleware
 from shoal.server.protocol import protocol_options
 from shoal.server.routes.health import measure_loop_lag
+from shoal.server.stopping import StoppableServer
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +114,8 @@ def _add_health_routes(app: FastAPI, pool: WorkerPool, metrics: Metrics) -> None
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-class BalancerServer(uvicorn.Server):
-    """Drains requests in flight on SIGINT and SIGTERM, then exits with status 0."""
+class BalancerServer(StoppableServer):
+    """Drains requests in flight for a bounded time after a signal."""
 
     def __init__(self, config: BalancerConfig) -> None:
         super().__init__(
@@ -131,16 +132,12 @@ class BalancerServer(uvicorn.Server):
             )
         )
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        self._captured_signals.clear()  # uvicorn would raise the signal again at exit
-
 
 def balance(config: BalancerConfig, on_listening: Callable[[str, int], None] | None = None) -> None:
     """Serve until SIGINT or SIGTERM. Raises InvalidRequest when the address is not available."""
     with contextlib.closing(listen(config.host, config.port, "--host and --port")) as listener:
         address, port = listener.getsockname()[:2]
-        logger.info("balancing %d workers on %s port %d", len(config.workers), address, port)
+        logger.info("balancing %s on %s port %d", counted(len(config.workers), "worker"), address, port)
         if on_listening is not None:
             on_listening(address, port)
         server = BalancerServer(config)
