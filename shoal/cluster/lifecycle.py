@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -11,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.errors import EngineStopped, InvalidRequest, MissingExtra
+from shoal.errors import EngineStopped, InvalidRequest, MissingExtra, counted
 from shoal.paths import atomic_write, state_directory
 
 # Read when Ray is imported: no usage reports, and a local cluster listens on loopback only.
@@ -34,6 +35,8 @@ APP_NAME = "shoal"
 NOT_THERE = "NOT THERE"
 WATCH_SECONDS = 1.0
 SHUTDOWN_SECONDS = 15.0
+CONNECT_SECONDS = 5.0
+START_ONE = "start one with `shoal cluster up` or `ray start --head`"
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 OBJECT_STORE_BYTES = 256 << 20  # audio is streamed between processes; the store stays almost empty
 
@@ -58,13 +61,28 @@ def local_ray(*, logs: bool) -> Iterator[None]:
         reason = str(problem).partition("\n")[0]
         raise EngineStopped(f"Ray did not start: {reason} On a busy machine, try again") from problem
     _exit_on_sigterm()
-    _address_file().parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(_address_file(), ray.get_runtime_context().gcs_address.encode())
+    try:
+        with _stored_address(ray.get_runtime_context().gcs_address):
+            yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _stored_address(address: str) -> Iterator[None]:
+    """Store the address for other commands of the same user, then that of an earlier cluster if it still runs."""
+    file = _address_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    earlier = file.read_text() if file.exists() else ""
+    atomic_write(file, address.encode())
     try:
         yield
     finally:
-        _address_file().unlink(missing_ok=True)
-        ray.shutdown()
+        if file.exists() and file.read_text() == address:  # else a later cluster stored its own
+            if earlier and _accepts_connections(earlier):
+                atomic_write(file, earlier.encode())
+            else:
+                file.unlink()
 
 
 def _exit_on_sigterm() -> None:
@@ -82,6 +100,8 @@ def connect_ray(address: str) -> Iterator[None]:
     if address == "auto" and _address_file().exists():
         address = _address_file().read_text()
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # the mode of clusters that Ray starts locally
+    if not _accepts_connections(address):  # Ray tries for minutes
+        raise InvalidRequest(f"no Ray cluster responds at {address!r}: {START_ONE}")
     if address.startswith(("127.", "localhost")):
         os.environ.update(LOOPBACK_ONLY)  # otherwise Ray connects to the external address
     ray = import_ray()
@@ -89,13 +109,23 @@ def connect_ray(address: str) -> Iterator[None]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError) as problem:
         reason = str(problem).partition("\n")[0]
-        raise InvalidRequest(
-            f"no Ray cluster responds at {address!r}: {reason} Start one with `shoal cluster up` or `ray start --head`"
-        ) from None
+        raise InvalidRequest(f"no Ray cluster responds at {address!r}: {reason.rstrip('.')}; {START_ONE}") from None
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _accepts_connections(address: str) -> bool:
+    """Return whether HOST:PORT can be reached; True for addresses of other forms, which Ray resolves."""
+    host, _, port = address.rpartition(":")
+    if "/" in host or not (host and port.isascii() and port.isdigit()):
+        return True
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _address_file() -> Path:
@@ -110,8 +140,8 @@ def check_resources(replicas: int, cpus: float, gpus: float) -> None:
         needed, available = replicas * each, have.get(name, 0.0)
         if needed > available:
             raise InvalidRequest(
-                f"{replicas} replicas with {each:g} {name}s each need {needed:g}, but the cluster has {available:g}: "
-                f"lower --{name.lower()}s or the number of replicas"
+                f"{counted(replicas, 'replica')} with {each:g} {name}s each need {needed:g}, but the cluster has "
+                f"{available:g}: lower --{name.lower()}s or the number of replicas"
             )
 
 

@@ -163,8 +163,10 @@ def _run_local(plan: "ClusterPlan", gpus: float | None) -> None:
     from contextlib import closing, suppress
 
     from shoal.cluster import lifecycle as life
-    from shoal.server.run import bind
+    from shoal.server.run import bind, check_model
 
+    # Fail before Ray starts. On a Ray cluster the model may be on other machines only.
+    check_model(plan.source.model)
     # Bind once to fail early: Ray only logs that a port is in use.
     with closing(bind(plan.server)):
         pass
