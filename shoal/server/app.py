@@ -83,7 +83,7 @@ def add_middleware(app: FastAPI, state: ServerState) -> None:
         max_connections=state.config.limits.connections,
         retry_after_seconds=state.queue.retry_after_seconds,
     )
-    app.add_middleware(ErrorMiddleware)
+    app.add_middleware(ErrorMiddleware, is_ending=lambda: state.lifecycle.drain_ended)
     app.add_middleware(OriginMiddleware, allowed=state.config.cors_origins)
     app.add_middleware(
         HostMiddleware,

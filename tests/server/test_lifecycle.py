@@ -28,7 +28,7 @@ from tests.server.conftest import (
     start,
     surroundings,
 )
-from tests.waiting import wait_until
+from tests.waiting import TIMEOUT_SECONDS, wait_until
 from tests.websocket import connect
 
 openai = LazyModule("openai")
@@ -231,6 +231,21 @@ def test_a_second_signal_skips_the_drain(sent: signal.Signals, start_server: Sta
     assert "CancelledError" not in log
     assert "disconnected" not in log  # the client did not
     assert log.count(": shutdown, ") == 1
+
+
+def test_a_request_without_audio_gets_a_503_at_the_end_of_the_drain(start_server: Start) -> None:
+    serving = start_server(slots=1, backend="eager", drain_seconds=3600)
+    pause_engine(serving)
+    with concurrent.futures.ThreadPoolExecutor() as pool, serving.client() as http:
+        sent = pool.submit(http.post, "/v1/tts", json={"text": "Hi."})
+        wait_until(lambda: ready(serving)["in_flight"] == 1)
+        serving.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: ready(serving)["state"] == "stopping")
+        serving.process.send_signal(signal.SIGTERM)
+        answer = sent.result(TIMEOUT_SECONDS)
+    assert (answer.status_code, answer.json()["statusCode"]) == (503, 503), answer.text
+    assert {"x-request-id", "retry-after"} < set(answer.headers)
+    assert serving.process.wait(240) == 0
 
 
 def test_the_server_process_does_not_import_torch(server: Serving) -> None:
