@@ -625,6 +625,14 @@ def test_a_long_text_is_made_into_a_file(visit: Visit) -> None:
     assert page.locator("#history .speech").count() == 0
 
 
+def test_the_counter_and_the_notice_name_the_same_duration(visit: Visit) -> None:
+    page = visit()
+    page.fill("#text", "A wave. " * 12_500)
+    assert page.inner_text("#count") == "100,000 characters, about 1.9 h"
+    page.click("#speak")
+    page.wait_for_selector("#notice >> text=This is about 1.9 h of speech")
+
+
 def test_a_speech_can_be_copied_as_code_and_downloaded_from_the_history(visit: Visit, serving: Serving) -> None:
     page = visit(limit=False, permissions=["clipboard-read", "clipboard-write"])
     say(page, 'It\'s "quoted".')

@@ -59,7 +59,7 @@ export class Speaking {
       notice.show(sampling.seedProblem);
       return sampling.focusSeed();
     }
-    const seconds = expectedSeconds(characters(composer.lines)) / (sampling.moved.speed ?? 1);
+    const seconds = expectedSeconds(composer.letters) / (sampling.moved.speed ?? 1);
     if (seconds <= LONG_SECONDS) return this.#speak();
     this.#askAboutLength(seconds);
   }

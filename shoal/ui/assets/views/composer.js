@@ -57,6 +57,11 @@ export class Composer extends EventTarget {
     byId("text").value = value;
   }
 
+  /** The length of the text in characters: the counter and the notice about its length agree. */
+  get letters() {
+    return this.mode === "speech" ? this.text.length : characters(this.#dialogue.spoken);
+  }
+
   get lines() {
     if (this.mode === "speech") return monologue(this.text, this.#picker.chosen, this.#maxCharacters);
     return dialogue(this.#dialogue.spoken, this.#dialogue.cast, this.#maxCharacters);
@@ -101,9 +106,8 @@ export class Composer extends EventTarget {
     byId("voices-note").hidden = speech;
     writePreference("text", this.text);
     writePreference("mode", this.mode);
-    const letters = speech ? this.text.length : characters(this.#dialogue.spoken);
-    byId("count").textContent = sizeInWords(letters);
-    byId("count").classList.toggle("wrong", expectedSeconds(letters) > LONG_SECONDS);
+    byId("count").textContent = sizeInWords(this.letters);
+    byId("count").classList.toggle("wrong", expectedSeconds(this.letters) > LONG_SECONDS);
     this.dispatchEvent(new Event("change"));
   }
 }
