@@ -52,3 +52,8 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names before their first use, for completion in notebooks and shells."""
+    return sorted({*globals(), *_MODULES})

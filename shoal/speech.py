@@ -158,6 +158,8 @@ class SpeechRequest:
         for name in ("text", "client"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidRequest(f"{name} must be a string, not {getattr(self, name)!r:.80}")
+        if not isinstance(self.sampling, Sampling | None):
+            raise InvalidRequest(f"sampling must be a shoal.Sampling or None, not {self.sampling!r:.80}")
         if not isinstance(self.voice, str | None):
             raise InvalidRequest(f"voice must be the name of a stored voice or None, not {self.voice!r:.80}")
         if (self.voice is not None) + bool(self.voices) + bool(self.recordings) > 1:
@@ -169,8 +171,8 @@ class SpeechRequest:
                 object.__setattr__(self, name, _whole_number(name, getattr(self, name), low, high))
         if self.language is not None and self.language not in LANGUAGES:
             raise InvalidRequest(f"language must be one of {', '.join(LANGUAGES)}, not {self.language!r:.40}")
-        if self.timeout is not None and not self.timeout > 0:
-            raise InvalidRequest(f"timeout must be greater than 0 seconds, not {self.timeout:g}")
+        if self.timeout is not None and not (isinstance(self.timeout, Real) and self.timeout > 0):
+            raise InvalidRequest(f"timeout must be greater than 0 seconds, not {self.timeout!r:.40}")
 
     def deadline_from(self, admitted: float) -> float | None:
         """Return the absolute deadline, on the clock of `admitted`; None without a timeout."""
@@ -184,7 +186,7 @@ class SpeechRequest:
         return next((name for name in names if name is None or exists(name)), self.voice)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AudioChunk:
     """Generated samples; `finish` is set on the last chunk of an utterance, which may be empty.
 
@@ -203,7 +205,7 @@ class AudioChunk:
         return len(self.samples) / self.sample_rate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Speech:
     """Complete audio of an utterance, with its codes."""
 

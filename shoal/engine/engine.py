@@ -70,6 +70,8 @@ class Engine:
 
     async def astream(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk, None]:
         """Yield chunks as they are generated, without blocking the event loop. Closing the generator cancels."""
+        if not isinstance(request, SpeechRequest):
+            raise InvalidRequest(f"astream takes a shoal.SpeechRequest, not {request!r:.80}")
         async with aclosing(self.service.speak(request)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -42,7 +42,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load(
-    model: str = "nano",
+    model: str | Path = "nano",
     *,
     device: str = "auto",
     dtype: str | None = None,
@@ -60,7 +60,9 @@ def load(
     the model's built-in ones, `lexicon` a file with readings of words. `warm` runs one-time work before returning and
     loads stored voices in the background.
     """
-    device, config = choose_device(device), config or EngineConfig()
+    if not isinstance(model, str | Path):
+        raise InvalidRequest(f"model must be a name or a directory, not {model!r:.80}")
+    model, device, config = str(model), choose_device(device), config or EngineConfig()
     limit_threads()
     try:
         words = None if lexicon is None else read_lexicon(Path(lexicon))

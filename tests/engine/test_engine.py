@@ -112,6 +112,54 @@ def test_values_that_are_no_voice_are_refused(engine: Engine, voice: Any) -> Non
         SpeechRequest("hello", voice=voice)
 
 
+@pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "repetition_penalty", "seed", "max_frames"])
+@pytest.mark.parametrize("value", ["1", [1], 1j])
+def test_sampling_settings_that_are_no_numbers_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"{field} must be "):
+        Sampling(**{field: value})
+
+
+@pytest.mark.parametrize("field", ["top_k", "seed", "max_frames"])
+def test_fractions_are_refused_before_they_can_fail_a_step(field: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"{field} must be a whole number, not 1\.5"):
+        Sampling(**{field: 1.5})
+
+
+def test_numbers_of_numpy_are_those_of_python(engine: Engine) -> None:
+    given = {"seed": 2**40 + 1, "top_k": 5, "temperature": 0.5, "max_frames": 6}
+    of_numpy = {name: np.asarray(value).astype("i8" if value != 0.5 else "f4")[()] for name, value in given.items()}
+    expected = engine.speak("hello", sampling=Sampling(**given))  # type: ignore[arg-type]
+    assert np.array_equal(engine.speak("hello", sampling=Sampling(**of_numpy)).codes, expected.codes)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"text": None}, "text must be a string, not None"),
+        ({"text": b"hello"}, "text must be a string, not b'hello'"),
+        ({"sampling": {"seed": 7}}, r"sampling must be a shoal.Sampling or None, not \{'seed': 7\}"),
+        ({"timeout": "9"}, "timeout must be greater than 0 seconds, not '9'"),
+    ],
+)
+def test_values_of_another_type_are_refused_by_name(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        SpeechRequest(**{"text": "hello", **values})
+
+
+def test_a_text_is_no_request_for_a_stream(engine: Engine) -> None:
+    text: Any = "hello"
+    with pytest.raises(InvalidRequest, match=r"astream takes a shoal\.SpeechRequest, not 'hello'"):
+        asyncio.run(anext(engine.astream(text)))
+
+
+def test_speeches_can_be_compared_and_hashed(engine: Engine) -> None:
+    first, second = (engine.speak("hello", sampling=SHORT) for _ in range(2))
+    assert first in {first}
+    assert first != second
+    chunks = list(engine.speak("hello", sampling=SHORT, stream=True))
+    assert chunks.index(chunks[-1]) == len(chunks) - 1
+
+
 def test_fields_that_are_not_given_have_the_models_defaults(tiny: Checkpoint, oracle: Oracle, tmp_path: Path) -> None:
     defaults = SamplingParams(
         temperature=1.3, top_p=0.95, top_k=7, repetition_penalty=1.0, repetition="window", max_frames=6
@@ -400,7 +448,19 @@ def test_load_returns_a_working_engine(tmp_path: Path) -> None:
         assert engine.speak("hello", sampling=SHORT).codes.shape == (10, 6)
 
 
+def test_the_model_may_be_a_path() -> None:
+    with shoal.load(Path(shoal.__file__).parent / "models" / "nano", device="cpu") as engine:
+        assert engine.speak("hello", sampling=SHORT).seconds > 0
+
+
+def test_completion_offers_the_public_names_before_their_first_use() -> None:
+    assert set(shoal.__all__) <= set(dir(shoal))
+
+
 def test_load_refuses_unknown_models_and_devices() -> None:
+    model: Any = None
+    with pytest.raises(InvalidRequest, match="model must be a name or a directory, not None"):
+        shoal.load(model)
     with pytest.raises(ModelNotFound):
         shoal.load("random:huge")
     with pytest.raises(InvalidRequest, match="unknown dtype"):
