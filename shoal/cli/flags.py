@@ -1,9 +1,12 @@
 """Flags shared by several commands."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from shoal.errors import TextError
 
 Codec = Annotated[
     Path | None,
@@ -23,3 +26,18 @@ Quantize = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+
+
+def utf8_text(param: typer.CallbackParam, text: str | None) -> str | None:
+    """Return the text of an argument, decoded as UTF-8 where the locale could not decode it. Raises TextError.
+
+    Python decodes arguments by the locale, which is ASCII in some containers and cron jobs.
+    """
+    if text is None or not any("\udc80" <= letter <= "\udcff" for letter in text):
+        return text
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeDecodeError as error:
+        raise TextError(
+            f"{param.metavar or param.opts[0]} is not UTF-8 text: invalid byte at offset {error.start}"
+        ) from None

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.flags import Json
+from shoal.cli.flags import Json, utf8_text
 from shoal.errors import counted
 
 PANEL = "Speak"
@@ -26,7 +26,7 @@ def group() -> None:
 def check(
     file: Annotated[Path, typer.Argument(help="Lexicon: a table or a W3C PLS document.")],
     model: Annotated[str, typer.Option(help="Model that the lexicon is for; nano reads no phonemes.")] = "nano",
-    text: Annotated[str | None, typer.Option(help="Text to apply the lexicon to.")] = None,
+    text: Annotated[str | None, typer.Option(help="Text to apply the lexicon to.", callback=utf8_text)] = None,
     json: Json = False,
 ) -> None:
     """Report all problems of a lexicon: invalid lines, duplicate words, words that the model cannot read.

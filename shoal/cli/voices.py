@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli.completion import complete_stored_voice
-from shoal.cli.flags import Json
+from shoal.cli.flags import Json, utf8_text
 
 if TYPE_CHECKING:
     from shoal.voices.store import VoiceStore
@@ -37,7 +37,10 @@ def add(
     recording: Annotated[Path, typer.Argument(help="Audio file with 10 to 30 seconds of one speaker, in any format.")],
     transcript: Annotated[
         str | None,
-        typer.Option(help="Words spoken in the recording, verbatim. Default: by an English recogniser, if installed."),
+        typer.Option(
+            help="Words spoken in the recording, verbatim. Default: by an English recogniser, if installed.",
+            callback=utf8_text,
+        ),
     ] = None,
     voices: Directory = None,
 ) -> None:
@@ -79,11 +82,15 @@ def list_voices(voices: Directory = None, json: Json = False) -> None:
 
 def describe(
     name: Name,
-    title: Annotated[str | None, typer.Option(help="Name to display, such as Anna.")] = None,
-    description: Annotated[str | None, typer.Option(help="Character and use of the voice, one line.")] = None,
+    title: Annotated[str | None, typer.Option(help="Name to display, such as Anna.", callback=utf8_text)] = None,
+    description: Annotated[
+        str | None, typer.Option(help="Character and use of the voice, one line.", callback=utf8_text)
+    ] = None,
     gender: Annotated[str | None, typer.Option(help="female, male or neutral.")] = None,
-    accent: Annotated[str | None, typer.Option(help="Accent, such as British.")] = None,
-    preview: Annotated[str | None, typer.Option(help="Sentence that the preview on the web page speaks.")] = None,
+    accent: Annotated[str | None, typer.Option(help="Accent, such as British.", callback=utf8_text)] = None,
+    preview: Annotated[
+        str | None, typer.Option(help="Sentence that the preview on the web page speaks.", callback=utf8_text)
+    ] = None,
     voices: Directory = None,
 ) -> None:
     """Set the description of a stored voice for lists and the web page; omitted fields do not change.

@@ -33,6 +33,8 @@ def test_a_voice_is_described_and_listed_with_its_words(shoal: Shoal, recording:
     (line,) = [line for line in shoal("voices", "list").text.splitlines() if line.startswith("narrator")]
     assert line.split("  ")[-1] == "Anna, female, Irish"
     assert shoal("voices", "describe", "narrator", "--gender", "loud").code == 2
+    assert shoal("voices", "describe", "narrator", "--title", "Zo\udcc3\udcab").code == 0
+    assert "Zoë" in shoal("voices", "list").text
 
 
 def test_a_voice_is_added_used_renamed_and_removed(shoal: Shoal, recording: Path, tmp_path: Path) -> None:

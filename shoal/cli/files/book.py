@@ -8,7 +8,7 @@ import typer
 
 from shoal.cli.completion import complete_voice
 from shoal.cli.flag_groups import with_groups
-from shoal.cli.flags import Json, Quiet
+from shoal.cli.flags import Json, Quiet, utf8_text
 from shoal.cli.overwriting import refuse_overwriting
 from shoal.cli.serving.serve import EngineFlags, server_extra
 from shoal.errors import InvalidRequest
@@ -79,8 +79,8 @@ SkipFailed = Annotated[
 ]
 
 
-Title = Annotated[str | None, typer.Option(help="Title. Default: the book's.")]
-Author = Annotated[str | None, typer.Option(help="Author. Default: the book's.")]
+Title = Annotated[str | None, typer.Option(help="Title. Default: the book's.", callback=utf8_text)]
+Author = Annotated[str | None, typer.Option(help="Author. Default: the book's.", callback=utf8_text)]
 Cover = Annotated[Path | None, typer.Option(help="JPEG or PNG image. Default: the book's cover.")]
 
 

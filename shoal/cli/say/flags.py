@@ -7,8 +7,11 @@ import typer
 
 from shoal.checkpoint.find import BUNDLED
 from shoal.cli.completion import builtin_voices, complete_model, complete_voice
+from shoal.cli.flags import utf8_text
 
-Text = Annotated[str | None, typer.Argument(metavar="TEXT", help="Text to speak; - reads standard input.")]
+Text = Annotated[
+    str | None, typer.Argument(metavar="TEXT", help="Text to speak; - reads standard input.", callback=utf8_text)
+]
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="File to write; - is standard output. Default: play the audio."),
@@ -30,7 +33,9 @@ VoiceOrRecording = Annotated[
         autocompletion=complete_voice,
     ),
 ]
-Transcript = Annotated[str | None, typer.Option(help="Words spoken in the recording given with --voice.")]
+Transcript = Annotated[
+    str | None, typer.Option(help="Words spoken in the recording given with --voice.", callback=utf8_text)
+]
 Seed = Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same audio.")]
 Temperature = Annotated[
     float | None, typer.Option(help="Sampling temperature, 0 to 2; lower varies less. Default: the model's.")

@@ -63,6 +63,13 @@ def test_a_text_becomes_a_file(shoal: Shoal, folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["a.wav"]
 
 
+def test_a_text_is_read_as_utf8_where_the_locale_is_ascii(shoal: Shoal) -> None:
+    # Python represents bytes that the locale cannot decode as lone surrogates.
+    undecoded = "Ça coûte 5 €.".encode().decode("ascii", "surrogateescape")
+    shown = shoal("say", undecoded, "--show-text", "--as-written", "--model", "random:tiny")
+    assert (shown.code, shown.text) == (0, "Ça coûte 5 €.\n")
+
+
 def test_the_same_seed_gives_the_same_audio_and_another_gives_another(shoal: Shoal, folder: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         assert shoal("say", "Hello there.", "-o", folder / f"{name}.wav", "--seed", seed, *TINY).code == 0
@@ -119,6 +126,8 @@ def test_a_voice_changes_the_audio(shoal: Shoal, folder: Path, recording: Path) 
         (["Hi.", "--file", "./nowhere.txt"], 2, "not both"),
         ([], 2, "give a text"),
         (["Hi.", "--format", "tape"], 2, "tape"),
+        (["caf\udce9"], 3, "TEXT is not UTF-8 text: invalid byte at offset 3"),
+        (["Hi.", "--voice", "me.wav", "--transcript", "\udce9"], 3, "--transcript is not UTF-8 text"),
         (["Hi.", "-o", "/"], 2, "is a directory"),
         (["Hi.", "--temperature", "9"], 2, "temperature"),
         (["Hi.", "--top-p", "0"], 2, "top_p"),
