@@ -82,7 +82,7 @@ class ReadingOptions:
 
 def check_output(output: Path | None, format: str | None, *, json: bool) -> None:
     """Raise InvalidRequest for an output path or audio format that cannot be written."""
-    from shoal.audio.formats import audio_format, format_of
+    from shoal.audio.formats import FORMAT_OF_SUFFIX, audio_format, format_of
 
     if output is None:
         if format is not None:
@@ -94,6 +94,9 @@ def check_output(output: Path | None, format: str | None, *, json: bool) -> None
         raise InvalidRequest(f"{output} is a directory: give a file in it")
     if format is not None:
         audio_format(format)
+        named = FORMAT_OF_SUFFIX.get(output.suffix.lower(), format)
+        if named != format:
+            raise InvalidRequest(f"{output} would contain {format}, not {named}: use another suffix, or no --format")
     elif output != STDOUT:
         format_of(output)
 

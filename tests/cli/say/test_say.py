@@ -63,6 +63,14 @@ def test_a_text_becomes_a_file(shoal: Shoal, folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["a.wav"]
 
 
+@pytest.mark.parametrize(("name", "format"), [("a.OGG", "opus"), ("a", "wav"), ("a.sound", "pcm")])
+def test_a_format_may_agree_with_the_suffix_or_stand_for_one(
+    shoal: Shoal, folder: Path, name: str, format: str
+) -> None:
+    assert shoal("say", "Hi.", "-o", folder / name, "--format", format, *TINY).code == 0
+    assert (folder / name).stat().st_size > 0
+
+
 def test_a_text_is_read_as_utf8_where_the_locale_is_ascii(shoal: Shoal) -> None:
     # Python represents bytes that the locale cannot decode as lone surrogates.
     undecoded = "Ça coûte 5 €.".encode().decode("ascii", "surrogateescape")
@@ -126,6 +134,7 @@ def test_a_voice_changes_the_audio(shoal: Shoal, folder: Path, recording: Path) 
         (["Hi.", "--file", "./nowhere.txt"], 2, "not both"),
         ([], 2, "give a text"),
         (["Hi.", "--format", "tape"], 2, "tape"),
+        (["Hi.", "--format", "mp3"], 2, "a.wav would contain mp3, not wav: use another suffix, or no --format"),
         (["caf\udce9"], 3, "TEXT is not UTF-8 text: invalid byte at offset 3"),
         (["Hi.", "--voice", "me.wav", "--transcript", "\udce9"], 3, "--transcript is not UTF-8 text"),
         (["Hi.", "-o", "/"], 2, "is a directory"),
