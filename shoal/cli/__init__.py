@@ -19,7 +19,7 @@ from shoal.cli.measure import align, bench, load, profile, report, simulate
 from shoal.cli.quick_exit import QuickExit
 from shoal.cli.say import command as say_command
 from shoal.cli.serving import balance, cluster, deploy, keys, serve
-from shoal.errors import OutputError, ShoalError, VoiceNotFound
+from shoal.errors import MissingExtra, OutputError, ShoalError, VoiceNotFound
 
 BUG_EXIT_CODE = 70
 DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # no quotas on Windows
@@ -100,10 +100,24 @@ def main() -> None:
         _fail(str(error), error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except ImportError as error:
+        _fail_import(error)
     except Exception as problem:  # noqa: BLE001 - process edge: an unexpected error becomes a message and an exit code
         if isinstance(problem, OSError) and problem.errno in DISK_FULL:
             _fail(f"cannot write {problem.filename or 'the output'}: {problem.strerror}", OutputError.exit_code)
-        _fail(f"{type(problem).__name__}: {problem}\nThis is a bug in shoal: please report it.", BUG_EXIT_CODE)
+        _fail_bug(problem)
+
+
+def _fail_import(error: ImportError) -> NoReturn:
+    """Report a package of others that is missing or broken, such as a torch without its libraries."""
+    package = (error.name or "shoal").partition(".")[0]
+    if package == "shoal":
+        _fail_bug(error)
+    _fail(f"cannot import {package}: {error}; `shoal doctor` checks the installation", MissingExtra.exit_code)
+
+
+def _fail_bug(bug: Exception) -> NoReturn:
+    _fail(f"{type(bug).__name__}: {bug}\nThis is a bug in shoal: please report it.", BUG_EXIT_CODE)
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:

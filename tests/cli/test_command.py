@@ -81,6 +81,25 @@ def test_the_cli_imports_without_torch() -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("package", "arguments", "message"),
+    [
+        ("torch", "inspect nano", "error: cannot import torch: "),
+        (
+            "pydantic_settings",
+            "keys list",
+            "error: this command needs pydantic_settings: pip install 'shoal-tts[server]'",
+        ),
+    ],
+)
+def test_a_package_that_is_not_installed_is_no_bug_of_shoal(package: str, arguments: str, message: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from shoal.cli import main; main()"
+    ran = subprocess.run([sys.executable, "-c", code, *arguments.split()], capture_output=True, text=True, timeout=240)
+    assert (ran.returncode, ran.stdout) == (11, "")
+    assert ran.stderr.startswith(message)
+    assert len(ran.stderr.splitlines()) == 1
+
+
 def test_a_wrong_flag_is_a_usage_error(shoal: Shoal) -> None:
     ran = shoal("inspect", "random:tiny", "--colour")
     assert ran.code == 2

@@ -180,7 +180,7 @@ def server_extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as missing:
-        raise MissingExtra(f"serving needs {missing.name}: pip install 'shoal-tts[server]'") from None
+        raise MissingExtra(f"this command needs {missing.name}: pip install 'shoal-tts[server]'") from None
 
 
 def _shown(value: Any) -> Any:
