@@ -7,6 +7,7 @@ decoded on the calling thread; the async variants use one codec thread.
 import asyncio
 import itertools
 import logging
+import weakref
 from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -49,6 +50,8 @@ class Service:
     def __init__(self, core: EngineCore, voices: VoiceCache, lexicon: Lexicon | None = None) -> None:
         self.core, self.voices, self.lexicon = core, voices, lexicon
         self.thread = EngineThread(core)
+        # An engine that is dropped but not closed, as by a notebook cell that runs twice, must not keep its memory.
+        weakref.finalize(self, self.thread.close_when_idle).atexit = False
         self._encoder = CodecEncoder(core.checkpoint.codec, max_seconds=core.config.reference_seconds)
         # One thread: the memory profile reserves room for one codec call outside the engine's steps.
         self._codec_thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-codec")

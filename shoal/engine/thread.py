@@ -159,6 +159,11 @@ class EngineThread:
         self._commands.put(self._cancel_all)
         self._thread.join()
 
+    def close_when_idle(self) -> None:
+        """Accept no new utterances and end after the active ones. Does not block: garbage collection calls it."""
+        self._stopping = True
+        self._commands.put(lambda: None)
+
     def _chunks(self, utterance: Utterance) -> Generator[AudioChunk, None, None]:
         """Submit, yield one empty chunk, then yield the chunks of the utterance."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()

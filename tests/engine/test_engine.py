@@ -1,8 +1,10 @@
 """Engine and Service: texts and voices in, chunks out."""
 
 import asyncio
+import gc
 import math
 import pickle
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -384,6 +386,21 @@ def test_a_closed_engine_raises_engine_stopped(tiny: Checkpoint, tmp_path: Path)
         asyncio.run(engine.aspeak("hello"))
     with pytest.raises(EngineStopped):
         engine.service.release_memory()
+
+
+def test_an_engine_that_is_dropped_ends_after_its_streams(tiny: Checkpoint, tmp_path: Path) -> None:
+    engine = Engine(EngineCore(tiny, PLAIN), voice_cache(tiny, tmp_path / "voices"))
+    core = weakref.ref(engine.service.core)
+    chunks = engine.speak("hello", sampling=SHORT, stream=True)
+    del engine
+    gc.collect()
+    assert sum(len(chunk.samples) for chunk in chunks) == 6 * 640
+
+    def freed() -> bool:
+        gc.collect()
+        return core() is None
+
+    wait_until(freed)
 
 
 def test_a_drained_engine_has_finished_all_requests(tiny: Checkpoint, tmp_path: Path) -> None:
