@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shoal.errors import InvalidRequest
 
-Samples = NDArray[np.float32]  # mono, in [-1, 1]
+Samples = NDArray[np.float32]  # mono, in [-1, 1]; louder where a text raises its volume
 
 MAX_SEED = 2**64 - 1
 MAX_COUNT = 2**31 - 1  # of `top_k` and `max_frames`, which are limits: more than any model has
