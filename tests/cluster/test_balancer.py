@@ -148,9 +148,13 @@ def breaking() -> Iterator[str]:
 
 @contextlib.contextmanager
 def balanced(*urls: str, **settings: Any) -> Iterator[httpx.Client]:
-    """A balancer in this process whose workers are checked once, before the first request."""
+    """A balancer in this process whose workers are checked once, before the first request.
+
+    On a busy machine a worker may take seconds to answer that check, so it has more time than by default.
+    """
     addresses, port = tuple(WorkerAddress(url) for url in urls), free_port()
-    config = BalancerConfig(addresses, port=port, strategy="round-robin", check_seconds=3600, **settings)
+    settings = {"check_seconds": 3600, "connect_seconds": TIMEOUT_SECONDS, **settings}
+    config = BalancerConfig(addresses, port=port, strategy="round-robin", **settings)
     server = BalancerServer(config)
     thread = Thread(target=server.run)
     thread.start()

@@ -39,10 +39,10 @@ class Garbage(BaseHTTPRequestHandler):
         pass
 
 
-async def checked(url: str) -> Worker:
+async def checked(url: str, connect_seconds: float = TIMEOUT_SECONDS) -> Worker:
     """Return a worker that was healthy, after a health check."""
     async with httpx.AsyncClient(trust_env=False, verify=False) as client:
-        pool = WorkerPool(BalancerConfig((WorkerAddress(url),), connect_seconds=1.0), client)
+        pool = WorkerPool(BalancerConfig((WorkerAddress(url),), connect_seconds=connect_seconds), client)
         pool.workers[0].mark("")
         await asyncio.wait_for(pool.check(), TIMEOUT_SECONDS)
         return pool.workers[0]
@@ -62,7 +62,7 @@ def test_a_worker_that_is_lost_is_taken_out_by_the_next_check() -> None:
         ({"answer": b"<html></html>"}, "not a Shoal server"),
         ({"answer": b"\xff{}"}, "not a Shoal server"),
         ({"answer": b"{", "more": b" " * 4096}, "not a Shoal server"),
-        ({"answer": b"{", "more": b" ", "pause": 0.05}, "no answer to /ready: TimeoutError"),
+        ({"answer": b"{", "more": b" ", "pause": 0.05}, "no answer to /ready"),
     ],
     ids=["list", "string", "nested", "html", "bytes", "endless", "slow"],
 )
@@ -70,6 +70,8 @@ def test_a_worker_that_answers_health_checks_with_garbage_is_not_healthy(garbage
     """Its answer must neither end nor hold up the checks, nor fill the memory."""
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Answering", (Garbage,), garbage)) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        worker = asyncio.run(checked(f"http://127.0.0.1:{server.server_address[1]}"))
+        # Only the slow answer may time out, however busy this machine is.
+        seconds = 1.0 if "pause" in garbage else TIMEOUT_SECONDS
+        worker = asyncio.run(checked(f"http://127.0.0.1:{server.server_address[1]}", seconds))
         server.shutdown()
-    assert (worker.healthy, worker.reason.partition(": the")[0]) == (False, reason)
+    assert (worker.healthy, worker.reason.partition(":")[0]) == (False, reason)
